@@ -1,6 +1,6 @@
 """Unsilent makes silent data corruption in deep learning audible: it injects faults and measures their effects.
 
-Importing this package is instant; what needs torch or numpy is loaded on first use.
+Importing this package is instant; modules that need torch or numpy are loaded on first use.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The ``unsilent`` command, also as ``python -m unsilent``.
 
-Ctrl-C while its modules are imported ends it with one line, as later.
+Ctrl-C ends it with one line, even while its modules are being imported.
 """
 
 from __future__ import annotations

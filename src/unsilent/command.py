@@ -73,16 +73,20 @@ class Command:
     """One verb of the command line, with its options and the function that runs it.
 
     Attributes:
-        name: Its words after ``unsilent``: one, or two.
+        name: One or two words that follow ``unsilent`` on the command line.
         group: One of `GROUPS`.
-        example: A command line.
-        option_classes: Dataclasses of its own options.
-        run: Does it. Takes what was asked, and returns a `Result` or a report where ``has_report``, else an exit code.
-        has_report: Whether what ``run`` returns is printed and written to a page, with the options for that.
-        options_by_arguments: Further dataclasses of options, which depend on a file that the words of the command line name.
-        is_long: Whether ``run`` reports progress to ``asked.observer``, with the option ``--quiet``.
-        split_script: Divides the words after its name into its own and the arguments of a script of the user's.
-        help_text: Its help where that is not the docstring of ``run``.
+        example: Example of a command line.
+        option_classes: Dataclasses of the command's own options.
+        run: Function that runs the command. It takes a request, and returns a `Result` or a report if ``has_report`` is true,
+            and otherwise an exit code.
+        has_report: Whether the result of ``run`` is printed and can be written to a page. The command then has the options for
+            that.
+        options_by_arguments: Function that returns further dataclasses of options, which depend on a file named on the command
+            line.
+        is_long: Whether ``run`` reports progress to the observer of the request. The command then has the option ``--quiet``.
+        split_script: Function that divides the words after the name into the command's own and the arguments of a user's
+            script.
+        help_text: Help of the command; if empty, the docstring of ``run`` is the help.
     """
 
     name: str
@@ -117,7 +121,7 @@ class Command:
     def function(self) -> Callable[..., Any]:
         """``run`` as a Python function whose arguments are the options and whose docstring is the help.
 
-        Its errors name arguments where those of the command name options.
+        Its error messages name arguments; those of the command name options.
         """
 
         def run(arguments: Mapping[str, Any]) -> Any:

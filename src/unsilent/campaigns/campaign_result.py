@@ -27,8 +27,8 @@ class CampaignResult(Shown):
     """The result of a campaign.
 
     Attributes:
-        KIND: Where the kind of the campaign is, ``module:name``.
-        store: File of the store; empty: several stores were read together.
+        KIND: Reference to the kind of the campaign, ``module:name``.
+        store: File of the store; empty if several stores were read together.
     """
 
     __slots__ = ()
@@ -45,7 +45,7 @@ class CampaignResult(Shown):
     def report(self, *args: Any, **options: Any) -> Report:
         """The report of the result.
 
-        ``options``: fields of the kind's ``report_options``, such as ``fit_per_bit`` of `pvf`.
+        ``options`` are fields of the kind's ``report_options``, for example ``fit_per_bit`` of `pvf`.
         """
         return self.kind.report(self, *args, **options)
 
@@ -73,9 +73,9 @@ class StoreResult(CampaignResult, Generic[S, B, Options]):
     """A base of results that are read from one store, or from several stores together.
 
     Attributes:
-        spec, baseline: Those of the first store, with the names of all.
-        command: Of the only store; empty: several were read together.
-        seconds, cpu_seconds: Of all sessions.
+        spec, baseline: Spec and baseline of the first store, with the names of all stores.
+        command: Command of the store; empty if several stores were read together.
+        seconds, cpu_seconds: Wall and CPU seconds of all sessions.
     """
 
     spec: S

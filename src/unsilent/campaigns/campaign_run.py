@@ -36,12 +36,12 @@ class CampaignRun:
     """A campaign that is about to run: its options, its open store, and hooks of the caller.
 
     Attributes:
-        spec: Made of what was asked.
+        spec: Settings of the campaign, from the given options.
         store: Open for writing.
-        command: The command line or call that asks for the same again.
-        observe: Opens what is notified of progress; its argument is a noun for what is counted.
-        make_executor: Opens what runs the trials.
-        floor_file: The file that keeps fault-free runs, by what was asked and their spec.
+        command: The command line or call that repeats the campaign.
+        observe: Opens the observer of progress; its argument is the noun for the counted items.
+        make_executor: Opens the executor of the trials.
+        floor_file: Opens the file that keeps fault-free runs, given the requested path and their spec.
     """
 
     kind: Kind[Any, Any, Any]
@@ -94,12 +94,12 @@ class DryRun:
     The `CampaignRun` that they get has no store.
 
     Attributes:
-        trial_numbers: Which trials there would be.
-        fault_free_seconds: Seconds of a fault-free run, by the baseline.
-        notes: Further sentences, also by the path of the store, where there may be none yet.
-        has_open_number: Whether the campaign itself decides how many trials it runs, up to those numbers.
-        expected_end: Where that is so, the end that is expected from the trials of the store at a path, run by this executor;
-            None while they do not show it.
+        trial_numbers: Function that returns the trials of the campaign.
+        fault_free_seconds: Function from the baseline to the seconds of a fault-free run.
+        notes: Function that returns further sentences. It also gets the path of the store, which may not exist yet.
+        has_open_number: Whether the campaign itself decides how many trials it runs, up to ``trial_numbers``.
+        expected_end: For such campaigns, function that returns the end expected from the trials in the store at a path, for the
+            given executor; ``None`` if they do not show it yet.
     """
 
     trial_numbers: Callable[[CampaignRun, Any], TrialNumbers] = planned_trial_numbers

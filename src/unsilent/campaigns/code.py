@@ -1,9 +1,9 @@
 """A fingerprint of the user's code, so that changed code makes another campaign.
 
-It covers the user's file (Python, or an exported program), the modules of a live workload's classes and functions, what these
-import, directly or through others, and the functions themselves, with their constants, defaults and what they close over. Only
-content counts, not the names of files. Modules that are installed (standard library, site-packages, this package) and modules
-that the workload does not import are left out.
+The fingerprint covers the user's file (Python, or an exported program), the modules of a live workload's classes and functions,
+their direct and indirect imports, and the functions themselves, with their constants, defaults and closures. Only content
+counts, not the names of files. Installed modules (standard library, site-packages, this package) and modules that the workload
+does not import are left out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def code_fingerprint(workload: str, live: Any, judge: Any, faults: str | None = 
     """The fingerprint of the user's code for a workload, a judge and a fault model: 32 hex digits.
 
     Args:
-        workload: The reference that was loaded, and ``live`` the object it gave.
+        workload: Reference of the loaded workload.
+        live: The workload object that was loaded.
         faults: A Python file with fault models.
     """
     digest = xxhash.xxh3_128()
@@ -45,7 +46,7 @@ def code_fingerprint(workload: str, live: Any, judge: Any, faults: str | None = 
             digest.update(Path(path).expanduser().read_bytes())
             roots.add(user_module_name(Path(path)))
     if workload.endswith(".pt2") and (program := Path(workload).expanduser()).is_file():
-        with program.open("rb") as opened:  # it may be too large to be in memory twice
+        with program.open("rb") as opened:  # the file may be too large to be in memory twice
             while piece := opened.read(1 << 20):
                 digest.update(piece)
     paths = {path for name, path in imported_modules({file, *roots, *_modules_of(live), *_modules_of(judge)}).items()}
@@ -65,9 +66,9 @@ def code_fingerprint(workload: str, live: Any, judge: Any, faults: str | None = 
 def code_hash(*modules: str) -> str:
     """A hash of the source files of loaded modules, as 32 hex digits.
 
-    Of a package, all files count.
+    For a package, all files count.
 
-    ``code_hash(__name__)`` in the module of a runner makes a campaign another one when that module is changed.
+    With ``code_hash(__name__)`` in the module of a runner, a change of that module makes another campaign.
     """
     digest = xxhash.xxh3_128()
     for name in modules:
@@ -89,7 +90,7 @@ def versions() -> dict[str, str]:
     return {
         "unsilent": __version__,
         "python": platform.python_version(),
-        "torch": str(torch.__version__),  # a class of its own: who unpickles it loads torch
+        "torch": str(torch.__version__),  # a separate class: unpickling it loads torch
         "numpy": np.__version__,
     }
 

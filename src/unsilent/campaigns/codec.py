@@ -3,7 +3,7 @@
 A row is a dataclass with a field ``trial`` (`TrialId`) and fields of these types: ``str``, ``int``, ``bool``, ``float`` (without
 limits it may be NaN, which is stored as NULL), ``X | None``, a NamedTuple of those (a column each), ``bytes`` and
 ``NDArray`` of a number type (compressed). Limits are those of `annotated_types` (``Annotated[int, Ge(0)]``); `FAULTS` is JSON,
-`RUN_SPECIFIC` belongs to one run and not to the trial, `LARGE` is in no export.
+`RUN_SPECIFIC` belongs to one run and not to the trial, `LARGE` is not exported.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ FAULTS_JSON = "faults"
 """Marks a text as JSON: a list of faults, or one object in their place (a digest)."""
 MOST_ELEMENTS = 4096
 RUN_SPECIFIC = "run"
-"""Marks what belongs to one run of a trial: it may differ when the trial is run again, and is in no canonical export."""
+"""Marks a field that belongs to one run of a trial: it may differ if the trial is run again, and is in no canonical export."""
 Seconds = Annotated[float, Ge(0), Lt(math.inf), RUN_SPECIFIC]
-"""Time of a trial; it belongs to one run of it."""
+"""Duration of a trial, which belongs to one run."""
 NOT_EXPORTED = "large"
-"""Marks an array that is too large to be exported; other fields say whether it is the same."""
+"""Marks an array that is too large to be exported; other fields tell whether it is equal."""
 _SQL = {str: "TEXT", int: "INTEGER", bool: "INTEGER", float: "REAL"}
 _DIGITS = b"0123456789abcdef".ljust(256, b"?")
 
@@ -59,7 +59,7 @@ _DIGITS = b"0123456789abcdef".ljust(256, b"?")
 class SqlColumn:
     """One column of the table.
 
-    ``checked_type``: the type that stored cells are checked against. ``kind``: the type of the values in Python.
+    ``checked_type`` is the type that stored cells are checked against, and ``kind`` the type of the values in Python.
     """
 
     name: str
@@ -103,8 +103,8 @@ class RowCodec(Generic[R]):
     """The conversion of rows of one type to table cells and back.
 
     Attributes:
-        schema: Of the table ``trial``.
-        columns: Names, scalars before arrays.
+        schema: Schema of the table ``trial``.
+        columns: Names of the columns, scalars before arrays.
     """
 
     def __init__(self, row: type[R]) -> None:
@@ -150,7 +150,7 @@ class RowCodec(Generic[R]):
         place, why = _place_and_reason(error)
         column, cell = self._columns[place], cells[place]
         if isinstance(cell, str):
-            cell.encode()  # a name that is not valid text: the store says which
+            cell.encode()  # a name that is not valid text: the store names it
         shown = (
             "a NaN" if cell is None and column.kind is float else f"{one_line_preview(cell)} ({type(cell).__name__})"
         )
@@ -165,7 +165,7 @@ class RowCodec(Generic[R]):
         """The row that these cells hold; raises ``DamagedRecordError``.
 
         Args:
-            shapes: By the scalars, the shape of each array. An array whose cell is None is left empty.
+            shapes: Function from the scalars to the shape of each array. An array whose cell is ``None`` is left empty.
         """
         allowance.count_read(*cells)
         count = len(cells) - len(self.arrays)
@@ -207,9 +207,9 @@ class RowCodec(Generic[R]):
     def row_as_json(self, row: R, *, canonical: bool = False) -> dict[str, Any]:
         """The row as JSON values.
 
-        ``canonical``: without the fields that differ from run to run, such as times.
+        With ``canonical``, fields that differ from run to run, such as times, are left out.
 
-        Curves are lists, ``inf`` is text, what is not known is null; bytes are one hex digit each.
+        Curves are lists, ``inf`` is text, unknown values are null, and each byte is one hex digit.
         """
         by_name: dict[str, Any] = {}
         for field in self.fields:
@@ -254,7 +254,7 @@ def _place_and_reason(error: ValueError) -> tuple[int, str]:
 def faults_text(faults: Sequence[Fault]) -> str:
     """The faults of a trial as JSON for its row.
 
-    Faults of more than `MOST_ELEMENTS` elements are stored as a digest, since the seed gives them again.
+    Faults of more than `MOST_ELEMENTS` elements are stored as a digest, since the seed reproduces them.
     """
     text = json.dumps([fault.to_json() for fault in faults], separators=(",", ":"))
     count = sum(map(len, faults))
@@ -278,7 +278,7 @@ class StoredRow:
     def without_result(cls, trial: TrialId, **known: Any) -> Self:
         """A row for a trial without a result: only the given fields have values, all others are empty.
 
-        Fields with a default have it.
+        Fields with a default have that value.
         """
         values = row_codec(cast("Any", cls)).empty_values()
         return cls(**values | {"trial": trial} | known)
@@ -370,7 +370,7 @@ def _packed(field: Field, array: Any) -> bytes:
 
 
 def _unpacked(field: Field, cell: Any, shape: Shape, allowance: ReadLimit) -> Any:
-    if cell is None:  # not asked for
+    if cell is None:  # not requested
         return b"" if field.kind is bytes else np.empty(0, field.dtype)
     count = _count(shape)
     size = count if field.kind is bytes else count * np.dtype(field.dtype).itemsize

@@ -1,6 +1,6 @@
 """Confirmation by the user of the files and code that a stored campaign names, before it runs again.
 
-A store is a file from anywhere, and names what it likes: a script, a device, somebody's private file.
+A store may come from anyone, and may name anything: a script, a device, somebody's private file.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ def with_confirmed_files(
     """The spec with the files that the user confirmed in place of the files that the store names.
 
     Args:
-        confirmed: Option (``workload``, ``data``, ``weights``, ``accelerator``, ``fault``) -> what the user named, None
-            where nothing. A ``fault`` counts where it is a function in a file.
-        builtin: Option -> names that are part of this package, which need not be named again.
-        options: Of the workload, as the user names them; those of a built-in workload need not be named.
+        confirmed: Values given by the user, by option (``workload``, ``data``, ``weights``, ``accelerator``, ``fault``);
+            ``None`` if not given. A ``fault`` is only checked if it is a function in a file.
+        builtin: Names that are part of this package, by option. They need not be given again.
+        options: Options of the workload as given by the user; those of a built-in workload need not be given.
 
-    Raises ``UsageError`` with the options to add, or for one that the campaign did not have.
+    Raises ``UsageError`` with the options to add, or if an option was not part of the campaign.
     """
-    confirmed = {"fault": None, **confirmed}  # a function is code, whatever a caller knows of it
-    known = {entry.name for entry in fields(cast(Any, spec))}  # what is no field is no choice of a campaign
+    confirmed = {"fault": None, **confirmed}  # a function is code, even if the caller knows it
+    known = {
+        entry.name for entry in fields(cast(Any, spec))
+    }  # an option without a field is not a setting of the campaign
     stored = {key: getattr(spec, key) if key in known else None for key in confirmed}
     if not isinstance(stored["fault"], str) or function_file(stored["fault"]) is None:
         stored["fault"] = None

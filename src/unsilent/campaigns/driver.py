@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from unsilent.campaigns.store import AnyStore
 
 ROUND = "round"
-"""The name of records of what a planner decided."""
+"""Name of the records of a planner's decisions."""
 MOST_PLANNED = 20_000_000
-"""Trials of one command at most: a store of some ten gigabytes."""
+"""Most trials of one command, which give a store of some ten gigabytes."""
 
 
 class Planner(Protocol):
@@ -58,7 +58,7 @@ def plan_trials(spec: Spec, baseline: Baseline, budget: Budget) -> Iterator[Tria
 def trial_numbers_by_stratum(spec: Spec, baseline: Baseline, budget: Budget) -> dict[tuple[str, int | None], range]:
     """The trial numbers planned for every stratum (target and number of flips).
 
-    Raises ``UsageError`` for more of them than one store should hold.
+    Raises ``UsageError`` if there are more than one store should hold.
     """
     strata = {
         (target.name, flips): budget.trial_numbers(target.slots if spec.is_enumerated else None)
@@ -85,10 +85,11 @@ def run_campaign(
 ) -> None:
     """Bind the store to the campaign, then run and store every planned trial that it lacks.
 
-    A ``planner`` plans the trials round by round, from the complete rounds before; without one, ``budget`` gives them all.
+    A ``planner`` plans the trials round by round, from the complete earlier rounds; without one, ``budget`` determines all
+    trials.
 
-    Rows are committed as soon as a proof covers them. The time since the executor was made, its set-up included, is added to
-    the store's where rows were: asking again for what is there already costs nothing that a report should tell.
+    Rows are committed as soon as a proof covers them. If there were any, the time since the executor was created, including its
+    set-up, is added to the time in the store. A repeated command that adds no rows adds no time.
     """
     watcher = observer or Observer()
     description = executor.establish_baseline()
@@ -110,7 +111,7 @@ def run_campaign(
         decided = planner.decide_next_round(store)
         if not decided:
             return
-        if not noted:  # a command that decides nothing does not make these trials
+        if not noted:  # a command without a decision does not create these trials
             store.record_budget(budget.trials, command)
             noted = True
         store.add_record(ROUND, decided)

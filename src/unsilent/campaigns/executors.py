@@ -1,11 +1,11 @@
 """Executors, which run trials: in this process, in worker processes or on a cluster.
 
-All give the same rows, bit for bit; they differ in cost and in the crashes that they survive.
+All give the same rows, bit for bit. They differ in cost and in the crashes that they survive.
 
 inline      in this process; for live objects and for debugging. Exceptions are outcomes; a crash or a hang is not survived.
 serial      one worker process; crash and hang are outcomes of the trial that was running.
 processes   several worker processes.
-ray         the same on the nodes of a Ray cluster; what happens to a node is nobody's outcome, its trials run elsewhere.
+ray         several worker processes on the nodes of a Ray cluster; a lost node is not an outcome, its trials run elsewhere.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def make_executor(
 
     Raises ``UsageError`` for an unknown name and for jobs that do not fit.
 
-    ``jobs`` None: what `default_job_count` says. ``address`` is that of an existing Ray cluster, which asks for ``ray``.
+    Without ``jobs``, `default_job_count` gives the number. ``address`` is that of an existing Ray cluster, and selects ``ray``.
     """
     name = resolve_executor_name(name, jobs=jobs, deadline=deadline, address=address)
     observer = observer or Observer()

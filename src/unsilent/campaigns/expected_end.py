@@ -13,9 +13,9 @@ class ExpectedEnd:
     """Expected number of trials and time left, each as a lower end, a middle and an upper end.
 
     Attributes:
-        trials: Trials in all.
-        seconds: Seconds that are left.
-        measured: Stored trials, whose times the seconds come from.
+        trials: Total number of trials.
+        seconds: Remaining seconds.
+        measured: Number of stored trials from whose times the seconds are estimated.
     """
 
     trials: tuple[int, int, int]

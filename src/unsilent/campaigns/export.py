@@ -2,8 +2,9 @@
 
 Canonical exports of equal campaigns are equal byte by byte.
 
-The canonical export is the campaign's identity followed by its rows in order, without anything that may differ between two
-runs of the same campaign: time, path, host, worker. Of a campaign in rounds its rounds belong to that: they say which rows count.
+The canonical export is the campaign's identity followed by its rows in order, without anything that may differ between two runs
+of the same campaign: time, path, host, worker. If the campaign has rounds, they are included, as they determine which rows
+count.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def export_store(store: AnyStore, to: Path | None, *, canonical: bool = False) -
 
     JSON lines on stdout if ``to`` is None.
 
-    Raises ``UsageError`` for an unknown ending or a file that cannot be written.
+    Raises ``UsageError`` if the ending is unknown or the file cannot be written.
     """
     if to is not None and to.suffix not in FORMATS:
         raise UsageError(f"cannot export to {to.name!r}; expected a name that ends in {' or '.join(FORMATS)}")

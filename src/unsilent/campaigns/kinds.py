@@ -54,45 +54,45 @@ def name_of_workload(store: Any) -> str:
 class Kind(Generic[S, B, R]):
     """The description of one kind of campaign: its options, its runner, its rows and its analysis.
 
-    Contents of a file are trusted only if the checks of the kind do not raise ``DamagedRecordError``.
+    The content of a file is trusted only if the checks of the kind do not raise ``DamagedRecordError``.
 
     Attributes:
-        name: Of the kind, and of its command where ``command`` is empty.
-        application_id: Of SQLite files, as four letters.
-        schema_version: Of what is stored.
-        spec, row, baseline: Its records.
-        runner: The class of what runs its trials, or a `LazyFunction` that names it where it loads torch.
-        check_spec, check_baseline, check_row (with the baseline): Of values that types do not limit.
-        shapes: By the baseline and the scalars of a row, the shapes of its arrays.
+        name: Name of the kind, and of its command if ``command`` is empty.
+        application_id: Application id of the SQLite files, four letters as a number.
+        schema_version: Version of the stored data.
+        spec, row, baseline: Classes of the records of the kind.
+        runner: Class that runs the trials, or a `LazyFunction` that names it if it loads torch.
+        check_spec, check_baseline, check_row (with the baseline): Functions that check values beyond their types.
+        shapes: Function from the baseline and the scalars of a row to the shapes of its arrays.
         accepts_trial: Whether a campaign with this spec and these names of targets may hold a trial.
-        is_planned_trial: Whether a trial is part of the campaign, not asked for afterwards.
-        max_samples: Samples that a trial may say it evaluates (`TrialId.sample_count`).
-        max_cell_bytes: Bytes of a cell at most.
-        record_readers: Further records by name -> how their text is read, with spec and baseline.
+        is_planned_trial: Whether a trial is part of the campaign, and was not requested later.
+        max_samples: Most samples that a trial may evaluate (`TrialId.sample_count`).
+        max_cell_bytes: Most bytes of a cell.
+        record_readers: Functions that read the text of further records, with spec and baseline, by the name of the record.
         shared_baseline_fields: Fields of the baseline that are equal in all stores of one campaign.
-        analyse: The result of a store, by fields of ``analysis_options``.
-        report: What is shown of a result, by fields of ``report_options``.
-        compare: What is shown of two stores, by fields of ``analysis_options`` and ``report_options``; None where that means
-            nothing.
-        store_class: The class of its open stores; None: `Store` itself.
-        builtin_values: Field of the spec -> values that are part of this package, so that a replay may use
-            them (see `with_confirmed_files`).
-        replay: Runs a trial again, by ``replay_choices``; None: as `unsilent.campaigns.replay.replay_trial`
-            does, for specs that name no files but those that `with_confirmed_files` knows.
-        count_planned_trials: How many trials a store will hold when its campaign is complete.
-        subject: What its trials run.
-        command: The words after ``unsilent`` that run it; empty: its name.
-        command_help: The help of its command.
-        budget, analysis_options, execution_options: Dataclasses of options besides the spec: how many trials,
-            how a store is read, where trials run.
-        report_options: A dataclass of options that say how a result is shown.
-        further_option_classes: Further ones.
-        resolve_spec: Makes the spec of what was asked; None: of its fields alone.
-        check_options: Raises ``UsageError`` for what does not fit, before anything is opened.
+        analyse: Function that returns the result of a store, given fields of ``analysis_options``.
+        report: Function that returns the report of a result, given fields of ``report_options``.
+        compare: Function that returns the report on two stores, given fields of ``analysis_options`` and ``report_options``;
+            ``None`` if stores cannot be compared.
+        store_class: The class of open stores; ``None``: `Store` itself.
+        builtin_values: Values that are part of this package, by field of the spec, so that a replay may use them (see
+            `with_confirmed_files`).
+        replay: Function that runs a trial again, given ``replay_choices``. ``None``: `unsilent.campaigns.replay.replay_trial`,
+            for specs that name no files other than those handled by `with_confirmed_files`.
+        count_planned_trials: Function that returns the number of trials in a store when its campaign is complete.
+        subject: Function that returns the name of the subject of a store's trials.
+        command: The words after ``unsilent`` that run a campaign; if empty, the name of the kind.
+        command_help: The help of the command.
+        budget, analysis_options, execution_options: Dataclasses of options besides the spec: number of trials, analysis of a
+            store, and place where trials run.
+        report_options: Dataclass of options for showing a result.
+        further_option_classes: Further dataclasses of options.
+        resolve_spec: Function that makes the spec from the request; ``None``: the spec is made from its fields alone.
+        check_options: Function that raises ``UsageError`` for options that do not fit together, before anything is opened.
         late_fields: Fields of the spec that are known only when it runs, from options of the same name.
-        run: Runs a campaign, with all that comes before and after its trials, and returns its result.
-        dry_run: What is said of it before.
-        example_arguments: Of its command, in the help.
+        run: Function that runs a campaign, including the work before and after its trials, and returns its result.
+        dry_run: Functions that describe a campaign before it runs.
+        example_arguments: Arguments of the command in the example of its help.
     """
 
     name: str
@@ -182,7 +182,7 @@ class Kind(Generic[S, B, R]):
                 "above 0 and below 2**31"
             )
         if not self.row.__module__.startswith("unsilent."):
-            self.check_records()  # those of this package are checked by a test: it takes numpy, for which no help waits
+            self.check_records()  # a test checks those of this package: the check loads numpy, which would delay the help
         APPLICATION_OWNERS[self.application_id] = verb
 
     def check_records(self) -> None:

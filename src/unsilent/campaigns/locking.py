@@ -44,7 +44,7 @@ class FileLock:
                     os.ftruncate(fd, 0)
                     os.pwrite(fd, str(os.getpid()).encode(), 0)
                 except OSError:
-                    pass  # a full disk: the lock holds all the same, only its holder's name is missing
+                    pass  # a full disk: the lock is still held, only its holder's name is missing
                 return fd
             os.close(fd)  # its last holder removed the file between our open and our lock
 

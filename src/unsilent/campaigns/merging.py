@@ -1,8 +1,8 @@
 """Joins stores that hold trials of the same campaign from several machines.
 
-Stores are files from anywhere and are read through `Store` alone. Rows stream: every store gives them in canonical order, so
-that one row a store is in memory. They are written in one transaction, everything or nothing; a store that is new is made under
-another name first.
+Stores may come from anywhere and are read only through `Store`. Rows are streamed: every store returns them in canonical order,
+so that only one row of each store is in memory. All rows are written in one transaction, or none. A new store is first created
+under another name.
 """
 
 from __future__ import annotations
@@ -82,8 +82,9 @@ def merge_stores(out: Path, paths: Sequence[Path], kind: Kind[Any, Any, Any]) ->
     """Join stores into ``out``, which is created, or extended if it holds the same campaign.
 
     Raises:
-        UsageError: a file is named twice. StoreError: the stores hold different campaigns, or one trial with different ends
-            (``out`` is left as it was then); one of them cannot be used, or ``out`` cannot be written.
+        UsageError: A file is named twice.
+        StoreError: The stores hold different campaigns, or different results of one trial (``out`` is then not changed); one
+            of them cannot be used, or ``out`` cannot be written.
     """
     check_name(out)
     _check_names(out, paths)
@@ -202,7 +203,8 @@ def shard_in_command(command: str) -> tuple[int, int]:
 def _records(stores: Sequence[AnyStore], name: str) -> list[Any]:
     """The longest list of records of one name, which must begin with the lists of all other stores.
 
-    Raises ``StoreError`` where they are not: what a look decided, say, holds for all trials of a campaign.
+    Raises ``StoreError`` if it does not, since a record (for example the decision of a look) holds for all trials of a
+    campaign.
     """
     result = [store.records_as_json(name) for store in stores]
     most = max(range(len(stores)), key=lambda i: len(result[i]))
@@ -220,7 +222,7 @@ def _union(sources: Sequence[AnyStore], parts: Sequence[MergeInput]) -> Iterator
 
     Counts the trials in ``parts``.
     """
-    with ExitStack() as stack:  # a query that is left open after an error would hold its file
+    with ExitStack() as stack:  # a query left open after an error would keep its file open
         streams = [stack.enter_context(closing(_rows(store, number))) for number, store in enumerate(sources)]
         for _, group in groupby(heapq.merge(*streams, key=itemgetter(0)), key=itemgetter(0)):
             (_, number, row), *again = group

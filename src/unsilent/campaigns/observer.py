@@ -26,5 +26,5 @@ class Observer:
     def worker_lost(self, trial: TrialId, why: str) -> None:
         """Called when a worker died, was killed at its deadline or became unusable.
 
-        ``why``: the reason, and what is done about it.
+        ``why`` is the reason and the reaction to it.
         """

@@ -1,7 +1,8 @@
 """Checks of an SQLite file from an untrusted source before its rows are read.
 
-A schema is a program: generated columns, CHECKs, indexes on expressions, triggers and views are evaluated by whoever reads or
-checks the file. So the text of the schema is compared with ours first, to the letter, while nothing but its parser has seen it.
+A schema is a program: generated columns, CHECKs, indexes on expressions, triggers and views are evaluated when the file is read
+or checked. So the text of the schema is first compared with ours, character by character, before anything but SQLite's parser
+has processed it.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from pathlib import Path
 from unsilent.basics.errors import StoreError
 
 TEXT_BYTES = 2**24
-"""Longest text in a store. What is longer is not written either."""
+"""Most bytes of a text in a store. Longer texts are not written either."""
 SCHEMA_BYTES = 10_000
 LOG_BYTES = 2**30
-"""Longest write-ahead log; SQLite reads all of it before it can be interrupted."""
+"""Most bytes of a write-ahead log; SQLite reads all of it before it can be interrupted."""
 STEPS_PER_CHECK = 1000
-"""Steps of SQLite's virtual machine between two looks at the limit and at signals."""
+"""Steps of SQLite's virtual machine between two checks of the limit and of signals."""
 SCHEMA_STEPS = 100_000
 LEAST_STEPS, STEPS_PER_BYTE = 10_000_000, 20
-"""Steps that one pass over a file may take. A row takes some ten steps a column, and more bytes than that."""
+"""Steps that one pass over a file may take: at least the first number, more for large files. A row takes some ten steps a
+column, and more bytes than that."""
 _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 
 
@@ -31,7 +33,7 @@ class QueryStepLimit:
     """A limit on the steps of one SQLite query, which also lets Ctrl-C and SIGTERM interrupt a query.
 
     Attributes:
-        exceeded: Whether a query took too many.
+        exceeded: Whether a query took too many steps.
     """
 
     def __init__(self, db: sqlite3.Connection) -> None:
@@ -44,7 +46,7 @@ class QueryStepLimit:
         self._left, self.exceeded = steps, False
 
     def _tick(self) -> bool:
-        """Count steps and return whether SQLite shall interrupt the query.
+        """Count steps and return whether SQLite should interrupt the query.
 
         An exception from a signal handler interrupts it as well.
         """
@@ -76,7 +78,7 @@ def check_files(path: Path) -> None:
 def _names_another(journal: Path) -> bool:
     """Whether a journal names a super-journal, which SQLite would delete.
 
-    No journal of a store does.
+    A journal of a store never does.
     """
     with journal.open("rb") as file:
         file.seek(0, os.SEEK_END)

@@ -79,7 +79,8 @@ class Budget:
 
     A larger budget extends a campaign.
 
-    ``shard``, part I of N: of every stratum the trials I-1, I-1+N, I-1+2N …, so that each part is a fair sample of the whole.
+    ``shard`` selects part I of N: the trials I-1, I-1+N, I-1+2N … of every stratum, so that each part is a fair sample of all
+    trials.
     """
 
     trials: Annotated[int, Option("Number of trials of each target and number of flips.", PRECISION_PANEL)] = 1000

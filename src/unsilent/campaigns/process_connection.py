@@ -1,7 +1,7 @@
 """A connection to another process of this program: whole messages over a socket, sent and received by threads.
 
-An interrupt hits the main thread alone, so it never cuts a message in two; and as both ends always read, none waits for
-the other to do so. Messages are pickled: both ends are ours.
+An interrupt reaches only the main thread, so it never splits a message. Both ends always read, so neither waits for the other
+to do so. Messages are pickled, as both ends belong to this program.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class ProcessConnection:
     def send(self, *message: Any) -> None:
         """Queue a message for sending.
 
-        If the other end is gone, `receive` raises the error.
+        If the other end is closed, `receive` raises the error.
         """
         self._out.put(message)
 
     def receive(self, timeout: float) -> Message | None:
         """The next message; None if there is none within ``timeout`` seconds.
 
-        Raises ``EOFError`` when the other end is gone.
+        Raises ``EOFError`` if the other end is closed.
         """
         try:
             message = self._in.get(timeout=timeout) if timeout > 0 else self._in.get_nowait()

@@ -1,9 +1,9 @@
 """The executor that runs trials in worker processes, so that a trial that crashes ends only its worker.
 
-A trial whose worker dies runs again, alone in another: only if that dies as well is its outcome ``crash``. A trial after
-which its worker reports that it can run no other (a device stopped by an assertion) is a ``crash`` at once, one that passes
-the deadline a ``hang``. Each time a new worker takes over. The driver itself never imports torch. Workers that do not
-reproduce the first one's golden fingerprint are refused.
+A trial whose worker dies runs again, alone in another worker. Only if that one dies as well is the outcome ``crash``. The
+outcome is ``crash`` at once if the worker reports after the trial that it can run no other (a device stopped by an assertion),
+and ``hang`` if the trial exceeds the deadline. Each time a new worker takes over. The driver itself never imports torch.
+Workers that do not reproduce the first one's golden fingerprint are refused.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from unsilent.campaigns.spec import Baseline, CampaignRow, DeferredTrial, Spec, 
 from unsilent.campaigns.stopwatch import Stopwatch
 
 WORKER_BYTES = 2 << 30
-"""Free memory that must be there for each worker. It is a guess: nothing is loaded yet."""
+"""Free memory required for each worker. This is an estimate, as nothing is loaded yet."""
 ROOM = 2
-"""Times the memory that a running worker has used at most must be free before another one is started."""
+"""Another worker is started only if this many times the peak memory of a running worker is free."""
 
 
 def default_job_count(spec: Spec) -> int:
@@ -53,7 +53,7 @@ def core_count() -> int:
 def has_memory_for_another(pid: int, starting: int) -> bool:
     """Whether memory suffices for another worker like process ``pid``.
 
-    ``starting``: the number of workers that are starting and have not loaded anything yet.
+    ``starting`` is the number of workers that are starting and have not loaded anything yet.
     """
     free, used = available_memory_bytes(), peak_memory_bytes(pid)
     return free is None or used is None or free >= ROOM * used * (1 + starting)
@@ -63,11 +63,11 @@ DEADLINE_FACTOR = 20
 SHORTEST_DEADLINE = 10.0
 """Seconds. A noisy machine can stall a millisecond trial for seconds; that is not a hang."""
 ANSWER_FACTOR = 20
-"""Deadlines of a trial that a worker may stay silent for when it is asked for something else."""
+"""Multiple of a trial's deadline within which a worker must answer other requests."""
 CHUNK_SECONDS = 0.1
 LARGEST_CHUNK = 64
 PAUSE = 2.0
-"""Seconds between two looks at the workers after which the driver itself must have been stopped."""
+"""If more seconds pass between two checks of the workers, the driver itself must have been stopped."""
 SALVAGE_SECONDS = 5.0
 
 
@@ -101,10 +101,10 @@ class ProcessExecutor(Closing):
 
     The first one loads the workload and finds the baseline; the others start when there is work for them.
 
-    Rows are handed out once their worker has proven that the model is intact and trials leave no trace; rows of a worker
-    that is lost before that are run again. ``environment`` is that of the workers, the driver's own when None.
-    ``grows_slowly``: the others follow only once trials have run for as long as the first worker took to load, and where
-    memory is left, so that a short campaign does not pay for workers that it does not need.
+    Rows are returned once their worker has proven that the model is intact and trials leave no trace. Trials of a worker that
+    is lost before that are run again. ``environment`` is that of the workers; ``None`` is the driver's own. With
+    ``grows_slowly``, other workers start only after trials have run for as long as the first worker took to load, and only if
+    memory is left, so that a short campaign does not start workers that it does not need.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class ProcessExecutor(Closing):
         self._pack = 1
         self._answer: tuple[Any, ...] = ()
         self._suspects: set[TrialId] = set()
-        """Trials of which one may have ended a worker, or that ran out of memory: each is run again alone."""
+        """Trials that may have ended a worker or that ran out of memory. Each is run again alone."""
         self._backlog: deque[TrialId] = deque()
         self._workers: list[_Worker] = []
         self._description: Baseline | None = None
@@ -161,7 +161,7 @@ class ProcessExecutor(Closing):
     def max_trials_together(self) -> int:
         """The largest number of trials that a worker runs together.
 
-        Available once a worker has reported its baseline.
+        The number is available once a worker has reported its baseline.
         """
         return self._pack
 
@@ -226,7 +226,7 @@ class ProcessExecutor(Closing):
     def _receive(self, worker: _Worker) -> list[CampaignRow]:
         """Handle one message of a worker and return the rows that it verifies.
 
-        Raises the worker's own error, ``_Lost`` when it is gone, ``UsageError`` when it goes while loading.
+        Raises the worker's own error, ``_Lost`` if the worker is lost, or ``UsageError`` if it is lost while loading.
         """
         try:
             message: tuple[Any, ...] = receive(worker.process, worker.connection)
@@ -328,7 +328,7 @@ class ProcessExecutor(Closing):
         try:
             worker.connection.send(message)
         except OSError:
-            pass  # it has died; receiving says so
+            pass  # it has died; receiving reports it
 
     # -- running -----------------------------------------------------------------------------------------------
 
@@ -345,7 +345,7 @@ class ProcessExecutor(Closing):
             if len(self._workers) < self._jobs and len(working) == len(self._workers) and self._may_grow():
                 self._spawn()
             yield from self._collect()
-            yield []  # who asked may stop here, also during a long trial
+            yield []  # the caller may stop here, even during a long trial
 
     def _may_grow(self) -> bool:
         """Whether another worker may start.
@@ -433,7 +433,7 @@ class ProcessExecutor(Closing):
     def wall_seconds(self, work: float) -> float:
         """Expected wall seconds for trials that would keep one worker busy for ``work`` seconds.
 
-        Until the others have loaded the workload, which takes them as long as it took the first one, that one works alone.
+        The first worker works alone until the others have loaded the workload, which takes as long as it took the first one.
         """
         alone = min(work, max(0.0, self._all_ready_at - time.monotonic()))
         return alone + (work - alone) / self._jobs
@@ -475,7 +475,7 @@ class _Lost(Exception):
         super().__init__(why)
         self.ended, self.unusable = "hang" if hang else "crash", unusable
         self.certain = hang or (unusable is not None and unusable.caused_by_trial)
-        """Whether it is the doing of what the worker was running, so that this need not be tried again."""
+        """Whether the running trial certainly caused the loss, so that it need not be run again."""
         self.shortcuts = unusable is not None and unusable.while_preparing_shortcuts
 
 

@@ -36,14 +36,14 @@ def campaign_function(
     Its arguments are the kind's options, ``store`` and ``observer``.
 
     Args:
-        result: The class of what the kind's ``run`` returns.
+        result: The class of the result of the kind's ``run``.
         summary: The first line of the docstring.
-        live_executor: Runs the trials of a workload that is an object; None: workloads are named.
-        check: Raises ``UsageError`` for arguments that no option describes.
-        further: Arguments that take more than the option of their name does.
+        live_executor: Runs the trials of a workload that is an object; ``None`` if workloads are given by name.
+        check: Function that raises ``UsageError`` for arguments that no option describes.
+        further: Arguments that accept more values than the option with the same name.
     """
 
-    # Long because the function that is made reads nearly all of these arguments.
+    # Long because the created function uses nearly all of these arguments.
     def run(call_arguments: Mapping[str, Any]) -> T:
         arguments = dict(call_arguments)
         check(arguments)

@@ -2,14 +2,14 @@
 
 It is started as ``python -m unsilent.campaigns.ray_bridge FD``.
 
-Ray takes over the process that joins a cluster: it prints on stdout, replaces signal handlers and ends the process when
-the head node is gone. None of that may happen to the writer of a store, so it happens here.
+Ray takes control of the process that joins a cluster: it prints on stdout, replaces signal handlers and ends the process when
+the head node is lost. None of this may happen in the process that writes a store, so a separate process joins the cluster.
 
 Driver to bridge: ``("start", Cluster, Job, folder of a local Ray)``, ``("hire", number, cpus)``,
 ``("give", number, trials, asked)``, ``("drop", number)``, ``("look",)``. Bridge to driver: ``("connected",)``,
 ``("news", number, events, cpu, our cpu)``,
 ``("gone", number, why, unfit)``, ``("seen", nodes)``, ``("failed", error)``. Trials and events are pickled lists that are not
-opened here. It ends when the driver closes the line.
+unpickled here. The bridge ends when the driver closes the connection.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from unsilent.campaigns.ray_supervisor import CLOSE_SECONDS, Supervisor, Supervi
 from unsilent.campaigns.worker import as_picklable_error
 
 LOOK_SECONDS = 0.05
-"""How soon an order of the driver is seen while answers are awaited."""
+"""Seconds within which a command of the driver is noticed while answers are awaited."""
 PAUSE, PAUSE_EACH, LONGEST_PAUSE = 0.2, 0.002, 1.0
-"""Seconds between two calls to one actor: some, more the more actors there are, and less than the work it has queued."""
+"""Seconds between two calls to one actor: least, per number of actors, and most, which is less than its queued work."""
 SILENCE = 60.0
-"""Seconds after which an actor that does not answer at all is given up. It answers after every pause, whatever trials do."""
+"""Seconds without an answer after which an actor counts as lost. It answers after every pause, even while trials run."""
 STANDSTILL = 5.0
 OBJECT_STORE = 80 * 2**20
-"""Bytes. Ray's least; rows go through it where many come at once."""
+"""Bytes, Ray's minimum. Many rows at once are transferred through it."""
 ENDING_SECONDS = 20.0
 
 
@@ -77,7 +77,7 @@ class Bridge:
         kind = message[0]
         if kind == "hire":
             self._hire(message[1], message[2])
-        elif kind == "give" and message[1] in self._crew:  # else it is gone, which the driver already knows
+        elif kind == "give" and message[1] in self._crew:  # otherwise it is lost, which the driver already knows
             member = self._crew[message[1]]
             member.trials.append(message[2])
             member.asked += message[3]
@@ -127,7 +127,7 @@ class Bridge:
         self._looked = now
         for member in members:
             if now - before > STANDSTILL:
-                member.since += now - before  # it is we who stood still
+                member.since += now - before  # this process was stopped
             elif member.answered and now - member.since > SILENCE:
                 self._lose(member, f"the worker has not answered for {SILENCE:.0f} s")
 
@@ -137,7 +137,7 @@ class Bridge:
         try:
             events, cpu = ray.get(member.call)
         except ray.exceptions.RayTaskError:
-            raise  # a defect of ours
+            raise  # a defect of this program
         except ray.exceptions.RayError as error:
             unfit = bool(getattr(error, "_actor_init_failed", False))
             self._lose(member, _why(error, unfit), unfit)
@@ -150,7 +150,7 @@ class Bridge:
         import ray
 
         del self._crew[member.number]
-        ray.kill(member.handle)  # it may live on somewhere, and nobody listens any more
+        ray.kill(member.handle)  # it may still run somewhere, and nothing reads its messages any more
         self._line.send("gone", member.number, why, unfit)
 
     def end_actors(self, number: int | None = None) -> None:
@@ -201,7 +201,7 @@ def join_cluster(cluster: Cluster, folder: str | None) -> Iterator[None]:
                 include_dashboard=False,
                 object_store_memory=OBJECT_STORE,
                 _temp_dir=os.path.join(folder, "r"),
-                # As with other executors, it is the kernel that ends what takes too much memory, and it takes the worker.
+                # As with other executors, the kernel ends the process that uses too much memory, which is the worker.
                 _system_config={"memory_monitor_refresh_ms": 0},
                 **quiet,
             )
@@ -209,7 +209,7 @@ def join_cluster(cluster: Cluster, folder: str | None) -> Iterator[None]:
     finally:
         ray.shutdown()
         if folder is not None:
-            remove_busy_folder(folder)  # the driver does it as well, unless it was killed
+            remove_busy_folder(folder)  # the driver also does this, unless it was killed
 
 
 def _serve(line: ProcessConnection) -> None:
@@ -239,7 +239,7 @@ def user_error_on_join(cluster: Cluster) -> Iterator[None]:
 
 def _refusal(cluster: Cluster, error: BaseException) -> str:
     said, cause = "", error.__cause__
-    while cause is not None:  # they say what Ray's last line does not
+    while cause is not None:  # they contain what Ray's last line lacks
         said += f"{cause}\n"
         cause = cause.__cause__
     if cluster.address is None:
@@ -267,7 +267,7 @@ def main(fd: int) -> None:
     try:
         _serve(line)
     except EOFError:
-        pass  # the driver has closed the line, or is gone
+        pass  # the driver has closed the connection, or has ended
     except BaseException as error:
         line.send("failed", as_picklable_error(error))
     line.close()

@@ -1,9 +1,9 @@
 """The executor that runs trials on a Ray cluster of one or many machines, and survives the loss of nodes.
 
 Every worker is held by a supervisor on its node (`unsilent.campaigns.ray_supervisor`), so crash and hang are outcomes by the
-rules of one machine. A supervisor that is lost, or its node, is no outcome: rows that no proof covered and trials that it
-had not answered go back into the queue. Its later messages are not heard, so nothing is stored twice. This process
-imports no Ray (see `unsilent.campaigns.ray_bridge`).
+rules of one machine. The loss of a supervisor or of its node is not an outcome: trials whose rows no proof covered, and trials
+that it had not answered, return to the queue. Its later messages are ignored, so nothing is stored twice. This process does not
+import Ray (see `unsilent.campaigns.ray_bridge`).
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from unsilent.campaigns.stopwatch import Stopwatch
 
 DEPTH_SECONDS = 2.0
 DEEPEST = 2000
-"""Work that is queued at a supervisor, in seconds and at most in trials, so that it never waits for the driver."""
+"""Work queued at a supervisor, in seconds and at most in trials, so that it never waits for the driver."""
 
 
 class RayExecutor(Closing):
     """An executor with ``jobs`` workers on a Ray cluster.
 
-    ``address``: that of the cluster; None: a cluster on this machine, which ends with the executor.
+    ``address`` is that of the cluster; ``None`` starts a cluster on this machine, which ends with the executor.
 
     Raises:
-        UsageError: Ray is not installed, or nobody answers at ``address``.
+        UsageError: Ray is not installed, or no cluster answers at ``address``.
     """
 
     def __init__(self, job: WorkerJob, jobs: int, observer: Observer, address: str | None = None) -> None:
@@ -190,7 +190,7 @@ class RayExecutor(Closing):
             while time.monotonic() < end and any(not m.salvaged for m in waiting if m.number in self._crew.members):
                 rows += self._listen()
         except UnsilentError:
-            pass  # what has been proven is kept
+            pass  # proven rows are kept
         return rows
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """Starts and ends the process of the bridge to Ray (`unsilent.campaigns.ray_bridge`), without importing Ray.
 
-However it ends, also by an interrupt while Ray starts, no process and no file of a local Ray is left.
+No process and no file of a local Ray is left, however the bridge ends, even by an interrupt while Ray starts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOCAL_SECONDS = 120.0
 END_SECONDS = 15.0
 REMOVE_SECONDS = 5.0
 LONGEST_FOLDER = 16
-"""Ray puts sockets below its folder, and their path must stay below 108 characters; this many are left for the folder of ours."""
+"""Most characters of our folder. Ray creates sockets below it, whose paths must be shorter than 108 characters."""
 _PLACE = re.compile(r"(?:ray://)?(\[[0-9A-Fa-f:]+\]|[^\s/:\[\]]+):([0-9]{1,5})")
 
 
@@ -75,7 +75,7 @@ class BridgeProcess(Closing):
     The constructor joins the cluster.
 
     Raises:
-        UsageError: the cluster cannot be joined.
+        UsageError: The cluster cannot be joined.
     """
 
     def __init__(self, cluster: Cluster, job: SupervisorJob) -> None:
@@ -93,7 +93,7 @@ class BridgeProcess(Closing):
             self.send("start", cluster, job, folder)
             self._join(LOCAL_SECONDS if cluster.address is None else JOIN_SECONDS)
         except BaseException:
-            self._kill()  # it may wait inside Ray, where it receives nothing
+            self._kill()  # it may wait inside Ray and receive nothing
             self.close()
             raise
 
@@ -141,7 +141,7 @@ class BridgeProcess(Closing):
     def receive(self, timeout: float) -> Message | None:
         """The next message, or None if none arrives in time.
 
-        Raises the error that the bridge reports, and ``UnsilentError`` when the bridge is gone.
+        Raises the error that the bridge reports, and ``UnsilentError`` if the bridge has ended.
         """
         try:
             message = self._line.receive(timeout)
@@ -185,11 +185,11 @@ def environment(cluster: Cluster, variables: Mapping[str, str]) -> dict[str, str
     """The environment variables for Ray: no usage reports, and a local cluster listens on loopback only."""
     result = {**variables, "RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
     if cluster.address is None:
-        # This variable is how Ray keeps itself to 127.0.0.1 where it is no cluster (on macOS and Windows by default).
+        # Without a cluster, this variable restricts Ray to 127.0.0.1 (the default on macOS and Windows).
         result["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-        # A token of our own, so that none is written into the user's home.
+        # An own token, so that none is written into the user's home.
         result |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         result.pop("RAY_ADDRESS", None)
     else:
-        result.setdefault("RAY_NUM_REDIS_GET_RETRIES", "5")  # seconds that a wrong token or version is tried again
+        result.setdefault("RAY_NUM_REDIS_GET_RETRIES", "5")  # seconds for which a wrong token or version is retried
     return result

@@ -1,8 +1,8 @@
 """The actor on a node of a Ray cluster that runs one worker process, using the executor of worker processes.
 
-What a trial does to its process is thus that trial's outcome, by the same rules as on one machine; what happens to the
-actor or its node is not, and its trials are run elsewhere. The actor's only caller (`unsilent.campaigns.ray_bridge`) has
-one call open at any time, `exchange`: it brings trials and takes what happened since. Events, oldest first:
+If a trial ends its process, this is the trial's outcome, by the same rules as on one machine. The loss of the actor or its node
+is not an outcome, and its trials are run elsewhere. The actor's only caller (`unsilent.campaigns.ray_bridge`) has one open call
+at any time, `exchange`, which delivers trials and returns the events since the previous call. Events, oldest first:
 
 ``("loading", what, done, total)``, ``("ready", description, pack, node)``, ``("row", row)``, ``("proven", [trial, ...])``,
 ``("lost", trial, why)``, ``("said", sentence)``, ``("salvaged",)``, ``("failed", error, node)``.
@@ -28,9 +28,10 @@ from unsilent.campaigns.worker import as_picklable_error
 Event = tuple[Any, ...]
 CLOSE_SECONDS = 2.0
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""Set by Ray for its own purposes. They decide how many threads a workload is trained with, so they are the driver's."""
+"""Variables that Ray sets for its own purposes. They determine the number of threads of a workload, so the driver's values are
+used."""
 SENT_VARIABLES = ("PYTHONPATH", "UNSILENT_CACHE")
-"""Variables of the driver's environment that a worker elsewhere gets, where they are set."""
+"""Variables of the driver's environment that a worker on another machine gets if they are set."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,12 @@ class SupervisorJob(WorkerJob):
     folder: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     is_local: bool = False
-    """Whether the node is the driver's machine, so that its whole environment holds."""
+    """Whether the node is the driver's machine, so that its whole environment is used."""
 
     def worker_environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """The environment variables of a worker.
 
-        ``env``: those of its actor.
+        ``env`` is the environment of its actor.
         """
         if self.is_local:
             result = dict(self.environment)
@@ -55,7 +56,7 @@ class SupervisorJob(WorkerJob):
             }
             result |= self.environment
         if self.spec.device.startswith("cuda") and "CUDA_VISIBLE_DEVICES" in env:
-            result["CUDA_VISIBLE_DEVICES"] = env["CUDA_VISIBLE_DEVICES"]  # the one that Ray has given us
+            result["CUDA_VISIBLE_DEVICES"] = env["CUDA_VISIBLE_DEVICES"]  # the one that Ray assigned
         return result
 
 
@@ -86,8 +87,8 @@ class Supervisor(Observer):
     def exchange(self, trials: list[bytes], requests: list[str], max_wait_seconds: float) -> tuple[bytes, float]:
         """Accept trials and requests (``salvage``), and return events and the CPU seconds so far.
 
-        Waits ``max_wait_seconds`` seconds at most, so that events are sent together; what others wait for is sent at once.
-        Lists are pickled here and in the driver: Ray's own pickling of so many small objects costs several times as much.
+        Waits ``max_wait_seconds`` seconds at most, so that events are sent together; urgent events are sent at once. Lists are
+        pickled here and in the driver, as Ray's own pickling of so many small objects costs several times as much.
         """
         with self._changed:
             self._inbox.extend(trial for some in trials for trial in pickle.loads(some))  # noqa: S301 - the driver's

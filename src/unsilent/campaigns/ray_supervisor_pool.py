@@ -1,6 +1,6 @@
 """The supervisors that run a campaign on a cluster: started, admitted or rejected, and replaced when lost.
 
-What may be lost are places to run trials, never rows: a supervisor that is lost hands back what no proof covered.
+The loss of supervisors never loses rows: trials of a lost supervisor that no proof covered run again.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from unsilent.campaigns.ray_launch import Cluster
 from unsilent.campaigns.spec import Baseline, CampaignRow, Spec, TrialId
 
 PLACEMENT_TIMEOUT = 120.0
-"""Seconds without a single supervisor that has a place, after which a campaign ends."""
+"""Seconds without a single supervisor placed on a node, after which a campaign ends."""
 ANSWER_SECONDS = 30.0
-"""Seconds more in which the cluster may say what it has."""
+"""Further seconds for the cluster to list its nodes."""
 MOST_LOSSES = 5
-"""Supervisors that may be lost with the same trial, or one after the other while loading: then it is no accident."""
+"""Most supervisors that may be lost with the same trial, or one after the other while loading; more are not a coincidence."""
 
 
 @dataclass(eq=False)
@@ -42,7 +42,7 @@ class PooledSupervisor:
 class SupervisorPool:
     """The supervisors of a campaign.
 
-    ``jobs``: the number of processes; ``send``: sends a command to the bridge.
+    ``jobs`` is the number of processes, and ``send`` sends a command to the bridge.
     """
 
     def __init__(self, spec: Spec, jobs: int, cluster: Cluster, observer: Observer, send: Callable[..., None]) -> None:
@@ -134,7 +134,7 @@ class SupervisorPool:
     def handle_lost_supervisor(self, supervisor: PooledSupervisor, why: str) -> list[TrialId]:
         """Remove a lost supervisor and return the trials to run again.
 
-        Raises ``UnsilentError`` where that has happened too often: a trial may bring down its node each time.
+        Raises ``UnsilentError`` if this has happened too often, as a trial may crash its node each time.
         """
         del self.members[supervisor.number]
         self._gone_cpu += supervisor.cpu_seconds

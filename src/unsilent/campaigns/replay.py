@@ -1,6 +1,6 @@
 """Replay of a stored trial: the same fault in the same campaign, compared with the stored row.
 
-`replay_trial` does that for trials of any kind. A kind that can say more of a trial (`Kind.replay`) is made of the same parts.
+`replay_trial` replays trials of any kind. Kinds that report more about a trial (`Kind.replay`) use the same functions.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ def replay_trial(
     """Run a stored trial again in a worker process.
 
     Args:
-        confirmed, options: What the user names again, see `with_confirmed_files`.
+        confirmed, options: Values that the user has to give again, see `with_confirmed_files`.
 
     Raises:
-        UsageError: something has to be named. StoreError: there is no such trial, or its campaign is not the stored one any more.
+        UsageError: A value has to be given again.
+        StoreError: There is no such trial, or its campaign is no longer the stored one.
     """
     stored = store.row(trial)
     spec = with_confirmed_files(store.spec, confirmed, store.kind.builtin_values, options)
@@ -44,7 +45,7 @@ def replay_executor(
 ) -> Iterator[LocalExecutor]:
     """A serial executor for trials of a stored campaign, checked by `check_same_campaign`.
 
-    ``spec``: the stored one, with the files that the user confirmed.
+    ``spec`` is the stored spec with the files that the user confirmed.
     """
     with make_executor("serial", store.kind.runner, spec, worker_settings=worker_settings) as executor:
         check_same_campaign(store, spec, executor.establish_baseline(), ignored_differences)
@@ -56,7 +57,7 @@ def check_same_campaign(
 ) -> None:
     """Raise ``StoreError`` if a campaign differs from the stored one.
 
-    ``ignored_differences``: keys that may differ.
+    ``ignored_differences`` are keys that may differ.
     """
     known = store.spec, store.baseline
     changed = [name for name, _ in differences(known, (spec, baseline)) if name not in ignored_differences]

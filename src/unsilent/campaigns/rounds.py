@@ -1,8 +1,8 @@
 """Campaigns in rounds: stored decisions on which trials to run next.
 
-A cell is one reported target at one number of flips, with one or several strata. Its first trials are a pilot, which decides
-about the others and counts for nothing else; so what counts at a look was drawn after its size was decided. A
-cell grows from look to look (`unsilent.statistics.interim`).
+A cell is one reported target at one number of flips, with one or several strata. Its first trials are a pilot, which is only
+used to plan the others. So trials that count at a look were drawn after their number was decided. A cell grows from look to
+look (`unsilent.statistics.interim`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from unsilent.statistics.interim import size_at
 
 Cell = tuple[str, int | None]
 NO_LOOK = -1
-"""Look of trials that count for no estimate."""
+"""Look number of trials that are not part of an estimate."""
 MOST_LOOKS = 100
-"""A stratum has grown beyond any bound by then."""
+"""Most looks of a cell. After so many, a stratum would exceed any bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +27,17 @@ class CellPlan:
     A later plan replaces an earlier one of the same cell.
 
     Attributes:
-        group, flips: The cell.
-        target_precision: The precision it was planned for.
-        pilot_trials: By stratum, its pilot trials.
-        first_look_trials: By stratum, trials of look 0; empty until the pilot is done.
-        pilot_means: By stratum, the mean share of wrong outputs that the pilot lets expect.
-        look: Which look the cell has come to.
+        group, flips: Target and number of flips of the cell.
+        target_precision: The precision that the cell was planned for.
+        pilot_trials: Number of pilot trials, by stratum.
+        first_look_trials: Number of trials of look 0, by stratum; empty until the pilot is done.
+        pilot_means: Mean share of wrong outputs expected from the pilot, by stratum.
+        look: Number of the look that the cell has reached.
         pilot_samples: Samples of a pilot trial (`TrialId.sample_count`).
-        wide_pilot_trials: By stratum, further pilot trials that evaluate more samples; they show how samples of one fault differ.
-        wide_samples: Samples of such a trial.
-        samples: Samples of the trials of looks, chosen from the pilot.
+        wide_pilot_trials: Number of further pilot trials that evaluate more samples, by stratum. They show how samples of one
+            fault differ.
+        wide_samples: Number of samples in such a trial.
+        samples: Number of samples in trials of looks, chosen from the pilot.
     """
 
     group: str

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from unsilent.workloads.model_fitting import Progress
 
 MakeRunner = Callable[..., "Runner[Any, Any, Any]"]
-"""Makes a runner: called with the spec, ``progress`` and ``worker_settings``. It is sent to workers, which import it by name."""
+"""Function that makes a runner from the spec, ``progress`` and ``worker_settings``. Workers import it by its name."""
 
 
 @dataclass(frozen=True)
 class WorkerJob:
     """The job of an executor's workers.
 
-    ``deadline``: the most seconds of a trial; None: derived from the golden run.
+    ``deadline`` is the maximum time of a trial in seconds; ``None``: derived from the golden run.
     """
 
     make_runner: MakeRunner
@@ -34,18 +34,18 @@ class WorkerJob:
 class Runner(Generic[S, B, R]):
     """A base class that runs trials of one campaign in this process.
 
-    A study gives `make_baseline` and `run_trial`. Where its kind's replay asks for more than a row, it gives a method
-    ``answer(what, *arguments)`` as well, which answers that.
+    A study defines `make_baseline` and `run_trial`. If the replay of its kind needs more than a row, the study also defines a
+    method ``answer(what, *arguments)``, which returns it.
 
     Args:
         spec: The campaign.
-        progress: Called with how far loading is: a description, what is done, and the total.
-        worker_settings: What it may cost.
+        progress: Called with the progress of loading: a description, the completed amount, and the total.
+        worker_settings: Limits on the cost of trials.
 
     Attributes:
-        max_trials_together: Trials that are run together at most.
-        unverified_row_count: Rows that no proof covers yet.
-        workload: What is loaded, by its ``name``; None: nothing.
+        max_trials_together: Most trials that are run together.
+        unverified_row_count: Number of rows that no proof covers yet.
+        workload: The loaded workload, which has a ``name``; ``None`` if there is none.
     """
 
     max_trials_together: int = 1
@@ -92,7 +92,8 @@ class Runner(Generic[S, B, R]):
         """Run trials and yield a row for each of them, in their order.
 
         Args:
-            alone: Nothing else of the campaign runs meanwhile; else a trial may be a `DeferredTrial`, which is run again so.
+            alone: Whether nothing else of the campaign runs meanwhile. Otherwise a result may be a `DeferredTrial`, whose trial
+                is run again alone.
         """
         for trial in trials:
             seed = trial_seed(self.baseline.campaign, self.spec.seed, trial)

@@ -1,10 +1,10 @@
 """Base classes and protocols of campaigns: the spec, the baseline, the trial and its row.
 
-`Spec` is what was asked, `Baseline` what was found out before the first trial, `TrialId` names a trial and `CampaignRow` is what
-happened in one. What runs trials is a `unsilent.campaigns.runner.Runner`.
+`Spec` holds the settings, `Baseline` the facts measured before the first trial, `TrialId` identifies a trial, and `CampaignRow`
+is the record of one. Trials are run by a `unsilent.campaigns.runner.Runner`.
 
-A campaign's identity is the hash of its spec and of the fingerprint of all that its rows depend on. A trial's randomness derives
-from that hash, the seed, its stratum and its number alone, so any trial replays alone, anywhere, in any order.
+A campaign's identity is the hash of its spec and of the fingerprint of everything that its rows depend on. A trial's randomness
+derives only from that hash, the seed, its stratum and its number, so any trial can be replayed alone, anywhere, in any order.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class WorkerSettings:
     engine: str = "auto"
     """``auto``: every shortcut that a check allows; ``plain``: none."""
     memory: int | None = None
-    """Bytes that all workers together may hold for shortcuts; None: a quarter of what is free."""
+    """Bytes that all workers together may hold for shortcuts; ``None``: a quarter of the free memory."""
     jobs: int = 1
-    """Workers that share the memory."""
+    """Number of workers that share the memory."""
 
 
 class TrialId(NamedTuple):
@@ -46,7 +46,8 @@ class TrialId(NamedTuple):
 
     Text form ``target/x8/17``, or ``target/x8/17/s4``.
 
-    ``sample_count``: how many samples of one batch it evaluates; 0 is what the spec says, usually all samples of all batches.
+    ``sample_count`` is the number of samples of one batch that the trial evaluates. 0 means the number in the spec, usually all
+    samples of all batches.
     """
 
     target: str
@@ -123,13 +124,13 @@ class Spec(JsonRecord):
 
     Fields of a subclass replace the defaults here.
 
-    Budget, jobs and executor are no part of it: they change no row. ``class PiSpec(Spec, study="pi")``: a study without
-    workloads, whose name stands for one.
+    Budget, jobs and executor are not part of it, as they change no row. ``class PiSpec(Spec, study="pi")`` is a study without
+    workloads, whose name is used as that of the workload.
 
     Attributes:
-        FILES: Names of fields that name files.
-        workload: The name of what trials run.
-        study: The name of the study, so that no campaign of another one has the same hash.
+        FILES: Names of the fields that contain file names.
+        workload: Name of the workload that trials run.
+        study: Name of the study, so that no campaign of another study has the same hash.
     """
 
     __slots__ = ()
@@ -179,8 +180,8 @@ class Spec(JsonRecord):
     def identity(self) -> Json:
         """The spec as JSON, without the folders of its files and the index of its device.
 
-        A campaign's name derives from it. Of fields that name files and of the file of the workload, the content counts and
-        not the name: the fingerprint has to cover what changes with it.
+        A campaign's name derives from it. For fields that name files and for the file of the workload, the content counts and
+        not the name, so the fingerprint has to cover everything that depends on the content.
         """
         names = {key: getattr(self, key) for key in ("workload", "study") if hasattr(self, key)}
         values = without_folders(names | self.to_json(), *self.FILES)
@@ -249,10 +250,10 @@ class StoredBaseline(JsonRecord):
 
     Attributes:
         campaign: The hash that names the campaign, see `campaign_hash`.
-        fingerprint: All that rows depend on and the spec does not say.
-        golden_seconds: Of one fault-free run.
-        info: What the workload says of itself.
-        versions: Of libraries.
+        fingerprint: Everything that rows depend on and that is not part of the spec.
+        golden_seconds: Seconds of one fault-free run.
+        info: Description of the workload by itself.
+        versions: Versions of libraries.
     """
 
     campaign: str
@@ -271,7 +272,7 @@ class StoredBaseline(JsonRecord):
 class PlainBaseline(StoredBaseline):
     """A baseline without further facts of its kind.
 
-    ``targets``: the targets for which trials are drawn.
+    ``targets`` are the targets for which trials are drawn.
     """
 
     targets: tuple[Target, ...]
@@ -321,7 +322,7 @@ def campaign_hash(spec: Spec, fingerprint: Mapping[str, str]) -> str:
 def _without_file_names(spec: Spec) -> Json:
     """The identity of a spec without file names.
 
-    Contents of files are part of the fingerprint instead.
+    The fingerprint covers the contents of the files instead.
     """
     values = {key: value for key, value in spec.identity().items() if key not in spec.FILES}
     values["workload"] = _with_file_names(values["workload"], lambda path, ending: f"*{ending}")
@@ -342,7 +343,7 @@ def differences(
 
 
 DEFAULT_TEXTS = {"dtype": "as built", "judge": "the workload's own", "samples": "chosen by a pilot"}
-"""Texts for options that were not given; else ``none``."""
+"""Texts for options that were not given; for other options, ``none``."""
 
 
 def spec_value_text(spec: type, key: str, value: Any) -> str:

@@ -2,8 +2,8 @@
 
 A subclass defines the contents.
 
-A file may come from anyone: what is not a regular file, another program's database, another version, a schema other than ours
-and damage are refused, in this order (see `opening`).
+A file may come from anyone. Files that are not regular, databases of other programs, other versions, other schemas and damaged
+files are refused, in this order (see `opening`).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from unsilent.campaigns.opening import (
 from unsilent.campaigns.stored_values import DamagedRecordError, ReadLimit, is_real
 
 APPLICATION_OWNERS: dict[int, str] = {}
-"""The command that writes our own files, by their application id. Kinds are added when they are made."""
+"""The command that writes files with each application id. Kinds are added when they are created."""
 APPLICATION_PREFIX = int.from_bytes(b"Uns", "big")
 """First three letters of the application ids of kinds in this package; a letter for the kind follows."""
 _LONGEST = 200
 MOST_SECONDS = 1e12
-"""Longest time of one session."""
+"""Most seconds of one session."""
 
 
 def application_of(path: str | Path) -> int:
@@ -70,22 +70,23 @@ class SqliteFile(Closing):
     """An open SQLite file of this program, for reading or for writing.
 
     Args:
-        path: The file; made when it is not there and ``write`` is asked.
-        write: Take the writer's lock (released by ``close``); otherwise the file must exist and is only read.
+        path: Path of the file, which is created if it does not exist and ``write`` is true.
+        write: Whether to take the writer's lock (released by ``close``). Otherwise the file must exist and is only read.
 
     Raises:
-        StoreError: not such a file, corrupt, of another schema, in use by another writer, or not writable.
+        StoreError: The file is of another type, is corrupt, has another schema, is in use by another writer, or is not
+            writable.
     """
 
     application_id: int
-    """SQLite's application id: what kind of file it is."""
+    """SQLite's application id, which identifies the type of the file."""
     schema_version: int
     schema: str
     max_cell_bytes: int = TEXT_BYTES
-    """Bytes of a cell at most."""
+    """Most bytes of a cell."""
 
     def __init__(self, path: str | Path, *, write: bool = False) -> None:
-        # SQLite looks for its logs next to the file that a link leads to, and so must we.
+        # SQLite looks for its logs next to the file that a link points to, so this class does as well.
         check_name(path)
         self.path = Path(os.path.realpath(path)) if Path(path).is_symlink() else Path(path)
         self._lock: FileLock | None = None
@@ -115,7 +116,7 @@ class SqliteFile(Closing):
                 restrict_connection(db, self.max_cell_bytes)
                 empty = self._verify(db, steps, write)
                 if write:
-                    if empty:  # before there is a log, so that the file itself says what it is, also after a kill
+                    if empty:  # before there is a log, so that the file itself can be identified, even after a kill
                         db.executescript(
                             f"BEGIN IMMEDIATE; {self.schema} PRAGMA application_id={self.application_id};"
                             f"PRAGMA user_version={self.schema_version}; COMMIT;"
@@ -216,7 +217,7 @@ class SqliteFile(Closing):
         except (sqlite3.Error, sqlite3.Warning, DamagedRecordError, UnicodeError, MemoryError) as error:
             if isinstance(error, sqlite3.OperationalError) and "interrupted" in str(error):
                 if self._steps is None or not self._steps.exceeded:
-                    raise KeyboardInterrupt from None  # SQLite swallowed what the handler of the signal raised
+                    raise KeyboardInterrupt from None  # SQLite swallowed the exception of the signal handler
                 raise StoreError(
                     f"reading {self.path} takes more SQLite steps than a store of its size needs, "
                     "so the file may be damaged; restore a copy"
@@ -261,7 +262,7 @@ class SqliteFile(Closing):
             if self._lock:
                 self._settle()
             self._db.close()
-            if unused:  # it never came to anything: leave no empty file behind
+            if unused:  # nothing was written: leave no empty file behind
                 self.path.unlink(missing_ok=True)
         finally:
             if self._lock:
@@ -272,7 +273,7 @@ class SqliteFile(Closing):
         try:
             self._db.execute("PRAGMA journal_mode=DELETE")
         except sqlite3.Error:
-            pass  # somebody reads it just now, or the disk is full: the log stays, and is valid
+            pass  # another process is reading it, or the disk is full: the log stays, and is valid
 
 
 def temporary_name(path: Path) -> Path:

@@ -9,7 +9,7 @@ import time
 class Stopwatch:
     """A stopwatch that starts when it is created.
 
-    CPU time is that of this process, without its children.
+    CPU time is the time of this process, without its children.
     """
 
     def __init__(self) -> None:

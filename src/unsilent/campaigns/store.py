@@ -1,7 +1,7 @@
 """The campaign store: one SQLite file that holds one campaign, with one writer and any number of readers.
 
-What it is, what was asked of it and what it took; its trials, by the codec of its kind; and further records of its kind. Rows are
-committed in groups; a kill loses at most the group in flight, and those trials run again on resume.
+The file contains the campaign's identity, settings and cost, its trials (encoded by the codec of its kind), and further records
+of its kind. Rows are committed in groups. A kill loses at most the group in flight, and those trials run again on resume.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from unsilent.campaigns.stored_values import (
 )
 
 _LONGEST = 80
-"""Characters of a value in a message."""
+"""Most characters of a value in a message."""
 LISTED = 8
-"""Targets that a message names."""
+"""Most targets that a message names."""
 TABLES = """
 CREATE TABLE campaign (
     id INTEGER PRIMARY KEY CHECK (id = 1), hash TEXT NOT NULL, spec TEXT NOT NULL, description TEXT NOT NULL
@@ -54,8 +54,8 @@ class Store(SqliteFile, Generic[S, B, R]):
     See `SqliteFile` for ``path``, ``write`` and errors.
 
     Args:
-        kind: Left out by classes of stores of one kind.
-        canonical: Have its spec say of files and devices no more than the campaign's identity does.
+        kind: Kind of the campaign. Subclasses for stores of one kind leave it out.
+        canonical: Whether the spec describes files and devices only as far as the campaign's identity does.
     """
 
     kind: Kind[S, B, R]
@@ -138,7 +138,7 @@ class Store(SqliteFile, Generic[S, B, R]):
     def _read_campaign(self, stored_hash: Any, spec_text: Any, baseline_text: Any) -> tuple[S, B]:
         """Spec and baseline parsed from their stored texts.
 
-        Raises ``DamagedRecordError``, or ``StoreError`` for those of another version.
+        Raises ``DamagedRecordError`` if they are damaged, or ``StoreError`` if they are of another version.
         """
         try:
             spec = parse_record(self.kind.spec, spec_text, "spec")
@@ -238,7 +238,8 @@ class Store(SqliteFile, Generic[S, B, R]):
         If this raises, rows that were committed before remain.
 
         Raises:
-            StoreError: the disk is full. UsageError: a value is not of the type of its column.
+            StoreError: The disk is full.
+            UsageError: A value does not have the type of its column.
         """
         names, shapes = self.codec.columns, partial(self.kind.shapes, self.baseline)
         statement = f"INSERT INTO trial ({', '.join(names)}) VALUES ({','.join('?' * len(names))})"  # noqa: S608 - constants
@@ -264,9 +265,10 @@ class Store(SqliteFile, Generic[S, B, R]):
     def rows(self, *, target: str | None = None, omit_arrays: Collection[str] = (), after: int = 0) -> Iterator[R]:
         """All trials, or those of one target, in canonical order (target, flips, k, sample_count).
 
-        Arrays that are named in ``omit_arrays`` are left empty. ``after``: only those written since `rows_written` was that.
+        Arrays named in ``omit_arrays`` are left empty. With ``after``, only trials written since `rows_written` had that value
+        are returned.
         """
-        # By the index: sorting cannot be interrupted.
+        # Uses the index, as sorting cannot be interrupted.
         where, values = (
             ("WHERE rowid > ? ", [after]) if target is None else ("WHERE rowid > ? AND target = ? ", [after, target])
         )

@@ -14,13 +14,13 @@ from unsilent.campaigns.store import AnyStore
 
 T = TypeVar("T")
 MOST_CALL = 10_000
-"""Characters of a call in Python."""
+"""Most characters of a call in Python."""
 
 
 def stored_options(store: AnyStore, cls: type[T]) -> T:
     """The options of a dataclass as given by the command in a store, else their defaults.
 
-    Raises ``StoreError``.
+    Raises ``StoreError`` if they cannot be read.
     """
     command = store.largest_budget()[1]
     words, kind = _command_words(command), store.kind
@@ -57,7 +57,7 @@ def without_options(command: str, *classes: type) -> str:
 def _call_arguments(command: str) -> dict[str, Any]:
     """The literal keyword arguments of a Python call, which is parsed but not executed.
 
-    Empty for any other text.
+    The result is empty for any other text.
     """
     if len(command) > MOST_CALL:
         return {}

@@ -17,13 +17,13 @@ MOST_NOTES = 1000
 MOST_TRIALS = 10**12
 MOST_THREADS = 4096
 MOST_UNPACKED = 2**29
-"""Bytes that compressed cells may come to in one pass over a store, like 200,000 trials of 2,600 samples."""
+"""Most decompressed bytes of cells in one pass over a store, enough for 200,000 trials of 2,600 samples."""
 UNPACKED_PER_BYTE = 32
-"""The same, for each byte of a larger file."""
+"""Most decompressed bytes for each byte of a larger file."""
 READS_PER_EQUAL_BLOB = 2
-"""Arrays that an earlier trial had as well take no memory; of them so many times as much is read."""
+"""Arrays equal to those of an earlier trial take no memory, so only their bytes divided by this count towards the limit."""
 MAX_CACHED_BLOBS, MAX_CACHED_BLOB_BYTES = 1000, 10_000
-"""Arrays that are remembered, and the compressed bytes of each at most."""
+"""Most arrays that are cached, and most compressed bytes of each."""
 LONGEST_SHOWN = 80
 
 
@@ -39,7 +39,7 @@ class ReadLimit:
     """A limit on the bytes that one pass over a store may read and unpack, so that memory cannot overflow.
 
     Args:
-        size: Of the file in bytes. No pass reads more than that: where it does, cells are reached twice.
+        size: Size of the file in bytes. A pass that reads more reaches cells twice, and is refused.
     """
 
     def __init__(self, size: int) -> None:

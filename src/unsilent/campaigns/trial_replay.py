@@ -20,10 +20,10 @@ class TrialReplay(Generic[R]):
     """The stored row of a trial and the row of its replay.
 
     Attributes:
-        trial_sentences: Sentences of its kind about the trial; empty: its fields are listed.
+        trial_sentences: Sentences of the kind about the trial; if empty, the fields of the row are listed.
         further_json: Further fields of the JSON object.
-        report: How its fault spread, where that was asked.
-        log: Lines that say what was injected, where they were asked.
+        report: Report on the propagation of the fault, if requested.
+        log: Lines on the injected faults, if requested.
     """
 
     stored_row: R

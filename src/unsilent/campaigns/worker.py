@@ -25,7 +25,7 @@ from unsilent.basics.error_origin import unexpected_error
 from unsilent.basics.errors import ProcessUnusable, UnsilentError
 
 SEND_SECONDS = 0.05
-"""Rows of trials that run together are sent no more often."""
+"""Least seconds between two messages with rows of trials that run together."""
 
 
 def main(fd: int, driver_pid: int, serve: Callable[[Connection], None]) -> None:
@@ -45,7 +45,7 @@ def main(fd: int, driver_pid: int, serve: Callable[[Connection], None]) -> None:
         os._exit(0)
     except ProcessUnusable as error:
         connection.send(("unusable", error))
-        os._exit(1)  # not even an orderly end can be relied upon
+        os._exit(1)  # an orderly end cannot be relied upon either
     except BaseException as error:
         connection.send(("failed", as_picklable_error(error)))
 
@@ -98,7 +98,7 @@ def _serve(connection: Connection) -> None:
             for row in run_trials_in_order(runner, *message[1:]):
                 rows.append(row)
                 proven = runner.unverified_row_count == 0
-                # Of trials that run one at a time the driver has to know which one is running.
+                # If trials run one at a time, the driver has to know which one is running.
                 if not together or proven or time.monotonic() - sent > SEND_SECONDS:
                     connection.send(("rows", rows, time.process_time(), proven))
                     rows, sent = [], time.monotonic()

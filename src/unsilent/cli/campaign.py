@@ -41,8 +41,8 @@ OUTPUT_CLASSES = (CampaignOutputOptions, DisplayOptions, ProgressOptions, Config
 class CampaignVerb:
     """The command that runs campaigns of a kind.
 
-    Kinds with further options or outputs have a subclass. ``further_option_classes``: dataclasses of options that only
-    the command line has.
+    Kinds with further options or outputs have a subclass. ``further_option_classes`` are dataclasses of options that only the
+    command line has.
     """
 
     further_option_classes: tuple[type, ...] = ()
@@ -103,7 +103,7 @@ class CampaignVerb:
     def display(self, request: Request, noun: str) -> Display:
         """The progress display.
 
-        ``noun``: the name of the things that it counts.
+        ``noun`` is the name of the counted things.
         """
         from unsilent.cli.progress import make_observer
 

@@ -123,7 +123,7 @@ def check(request: Request) -> Result:
     for compared_model in (pair.original, pair.deployed):
         if compared_model.module is not None:
             compared_model.module.to(device)
-    model = None if adapts else pair.deployed.module  # an adapted copy has other weights by intention
+    model = None if adapts else pair.deployed.module  # an adapted copy has other weights on purpose
     try:
         for module in (pair.original.module, None if is_program else model):
             if module is not None:

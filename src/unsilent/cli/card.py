@@ -16,8 +16,8 @@ from unsilent.cli.paths import default_report_path
 def card_paths(store: Path, output: Path | None) -> tuple[Path, Path]:
     """The paths of a card and its page: the given path, or one next to the store.
 
-    Raises ``UsageError`` for a name that does not end in ``.json``, the store itself or its report, a folder that is not
-    there, or a page of somebody else in the way.
+    Raises ``UsageError`` if the name does not end in ``.json`` or is the store itself or its report, the folder does not exist,
+    or a page of another origin already exists.
     """
     from unsilent.render.pages import is_unsilent_page
 
@@ -44,7 +44,7 @@ def card_paths(store: Path, output: Path | None) -> tuple[Path, Path]:
 def write_card(store: Path, question: Mapping[str, Any], card: Path, page: Path) -> None:
     """Write a card and its page.
 
-    ``question``: the fields of a `Question`.
+    ``question`` are the fields of a `Question`.
     """
     from unsilent.outcomes.tallies import PvfEstimator
     from unsilent.render.pages import write_file
@@ -61,7 +61,7 @@ def write_card(store: Path, question: Mapping[str, Any], card: Path, page: Path)
 def take_card(request: Request, path: Path) -> None:
     """Use the options in a card as defaults for a command, and find the card's files by their content.
 
-    Raises ``UsageError`` for other verbs than ``unsilent pvf``, which alone has ``--find``, and for files that are not found.
+    Raises ``UsageError`` for commands other than ``unsilent pvf``, as only this one has ``--find``, and if files are not found.
     """
     from unsilent.studies.pvf.card import read_card
     from unsilent.studies.pvf.card_files import card_options

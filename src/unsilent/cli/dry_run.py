@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def dry_run(kind: Kind[Any, Any, Any], campaign: CampaignRun, path: Path) -> int:
     """Load the workload and print how many trials would run.
 
-    Raises ``StoreError`` for a store of another campaign.
+    Raises ``StoreError`` if the store belongs to another campaign.
     """
     request, spec = campaign.request, campaign.spec
     with campaign.open_executor() as (executor, _):
@@ -34,7 +34,7 @@ def dry_run(kind: Kind[Any, Any, Any], campaign: CampaignRun, path: Path) -> int
     strata = kind.dry_run.trial_numbers(campaign, baseline)
     total = sum(map(len, strata.values()))
     groups = {target.name: getattr(target, "group", "") for target in baseline.targets}
-    # Stored trials of a target that is no stratum itself count for its group.
+    # Stored trials of a target that is not itself a stratum count for its group.
     names = ((t, t.target if (t.target, t.flips) in strata else groups.get(t.target, "")) for t in done)
     left = total - sum(t.k in strata.get((name, t.flips), ()) for t, name in names)
     each, asked_of = kind.dry_run.fault_free_seconds(baseline), request[kind.execution_options]

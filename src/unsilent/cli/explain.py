@@ -1,7 +1,7 @@
 """``unsilent explain LOOP``: find out why runs of a training loop differ, and the cost of determinism.
 
-Exit codes: 0 no difference found, or costs measured, 1 runs differ, 2 the loop is not there, raises, does nothing or does not
-end, 130 interrupted.
+Exit codes: 0 no difference found, or costs measured, 1 runs differ, 2 the loop does not exist, raises an exception, does
+nothing or does not end, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ExplainOptions:
     """Options of ``unsilent explain``.
 
     Attributes:
-        runs, steps, deadline: See `explain_run_differences`; None: the default there.
+        runs, steps, deadline: See `explain_run_differences`; ``None`` for the default there.
     """
 
     loop: Annotated[str | None, Option(

@@ -19,7 +19,7 @@ STORE_WANTED = {
     "card": "unsilent report for it, and give the store of a campaign here",
     "injection": "unsilent replay-injection for it, and give the store of a campaign here",
 }
-"""Refusals of other files where only a store will do."""
+"""Messages that refuse other files if a store is required."""
 
 
 def sort_of_file(path: Path) -> str:
@@ -44,7 +44,7 @@ def sort_of_file(path: Path) -> str:
 def refuse_other_files(path: Path, verbs: Mapping[str, str]) -> None:
     """Raise ``UsageError`` for a file of these types.
 
-    ``verbs``: for each type, the command that reads it.
+    ``verbs`` are the commands that read each type.
     """
     if (sort := sort_of_file(path)) in verbs:
         raise UsageError(f"{path} is {NOUNS[sort]}; use {verbs[sort]}")

@@ -176,7 +176,7 @@ def _listed_of_others(
 ) -> Iterator[dict[str, Any]]:
     """Rules or detectors that other packages provide.
 
-    If one cannot be imported, the error is its description.
+    If one cannot be imported, its description is the error.
     """
     for name, entry in installed_parts(group, known).items():
         try:

@@ -1,10 +1,11 @@
 """The entry point of the command line, which runs a command and turns errors into one line and an exit code.
 
 Exit codes: 0 done, 1 the check found a problem or the monitor stopped the job because of its checkpoint or its data or the
-program, 2 bad usage or input, 16 the monitor stopped the job after an alarm that is not confirmed for a device, 17 a self-test
-found a wrong answer or the guard or the monitor stopped the job because of a fault that stays or is confirmed for a device or
-because of bits that changed without a trace in torch or after an alarm that is undetermined twice in the same step on the same
-device (nothing is confirmed then; the job is not started again), 130 interrupted, 141 the reader of a pipe left.
+program, 2 wrong usage or input, 16 the monitor stopped the job after an alarm that is not confirmed for a device, 17 a
+self-test found a wrong answer; or the guard or the monitor stopped the job because of a fault that is permanent or confirmed
+for a device; or because of bits that changed without a trace in torch; or after an alarm that is undetermined twice in the same
+step on the same device (nothing is confirmed then; the job is not started again), 130 interrupted, 141 the reader of a pipe
+closed it.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a full or broken disk behind stdout or a file."""
 INTERRUPTED = 130
 MOST_MESSAGE = 1200
-"""Characters of an error."""
+"""Most characters of an error message."""
 READER_LEFT = 141
-"""Exit code of a shell for a program that SIGPIPE ended; the signal itself would end us when a worker dies, too."""
+"""Exit code of a shell for a program ended by SIGPIPE. The signal itself would also end this program when a worker dies."""
 
 
 def _version(show: bool) -> None:
@@ -64,7 +65,7 @@ def make_app(arguments: Sequence[str] = ()) -> App:
     from unsilent.cli.typer_options import make_command_app, make_overview_app
 
     name = find_command_name(arguments)
-    if name is None and "--" in arguments[:2]:  # in front of a verb it separates nothing
+    if name is None and "--" in arguments[:2]:  # before a verb it separates nothing
         arguments = [word for number, word in enumerate(arguments) if number != list(arguments).index("--")]
         name = find_command_name(arguments)
     if name is None:
@@ -83,7 +84,7 @@ def main(arguments: list[str] | None = None) -> None:
     escape_unencodable_output()
     given_words = sys.argv[1:] if arguments is None else arguments
     code = run(given_words)
-    if given_words[:1] != ["run"]:  # a script's own handlers may still have something to do
+    if given_words[:1] != ["run"]:  # a script's own handlers may still have to run
         end_silently_on_interrupt()
     sys.exit(code)
 
@@ -109,7 +110,7 @@ def run(arguments: list[str]) -> int:
     """Run one command and return its exit code."""
     try:
         code = _run(arguments)
-        sys.stdout.flush()  # while a reader who left can still be noticed
+        sys.stdout.flush()  # while a closed pipe can still be noticed
     except BrokenPipeError:
         return _drop_output(READER_LEFT)
     except OSError as error:
@@ -181,7 +182,7 @@ def _explained(message: str, command: str) -> str:
 def _drop_output(code: int) -> int:
     """Discard all output that is not flushed yet, and return the exit code.
 
-    Called when nobody reads the output (``unsilent … | head``) or the disk is full.
+    Called if the reader has closed the output (``unsilent … | head``) or the disk is full.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return code
@@ -199,7 +200,7 @@ def _interrupted(message: str = "interrupted") -> int:
 
 def _fail(message: str, code: int) -> int:
     line = escape_unprintable(message)
-    if len(line) > MOST_MESSAGE:  # what was found is at its beginning, what to do at its end
+    if len(line) > MOST_MESSAGE:  # the finding is at the beginning, and the advice at the end
         line = f"{line[: MOST_MESSAGE // 2]} … {line[-MOST_MESSAGE // 2 :]}"
     print(f"unsilent: error: {line}\n", end="", file=sys.stderr)
     return code

@@ -12,13 +12,13 @@ from typing import Any
 from unsilent.basics.errors import UsageError
 
 LONGEST_NAME = 180
-"""Characters of a workload in the name of a store: with what SQLite appends, no file system refuses it."""
+"""Most characters of a workload in the name of a store, so that file systems accept the name with SQLite's suffixes."""
 
 
 def default_store(verb: str, identity: Mapping[str, Any]) -> str:
     """The default file name of a campaign's store, which depends on its spec alone.
 
-    ``identity``: the identity of the spec.
+    ``identity`` is the identity of the spec.
     """
     import xxhash
 
@@ -31,9 +31,9 @@ def default_store(verb: str, identity: Mapping[str, Any]) -> str:
 def report_path(store: Path, output: Path | None) -> Path:
     """The path of the report's page: the given one, or one next to the store.
 
-    It is checked before any trial is run.
+    The path is checked before any trial is run.
 
-    Raises ``UsageError`` when that is the store itself, its folder is not there, or a file of somebody else is in the way.
+    Raises ``UsageError`` if the path is the store itself, its folder does not exist, or its file is not a report.
     """
     from unsilent.render.pages import is_unsilent_page
 
@@ -49,7 +49,7 @@ def report_path(store: Path, output: Path | None) -> Path:
 def check_writable(path: Path | None, what: str = "") -> None:
     """Raise ``UsageError`` if a file cannot be written at the path.
 
-    ``what``: a description of the file for the message, with a space at its end.
+    ``what`` is a description of the file for the message, with a space at its end.
     """
     if path is not None and (not path.parent.is_dir() or path.is_dir()):
         raise UsageError(

@@ -37,7 +37,7 @@ class Display(Observer):
 def make_observer(*, quiet: bool, plain: bool, noun: str = "trial") -> Display:
     """The progress display for these settings: none, lines or a live bar, on stderr.
 
-    ``noun``: the name of the things that it counts.
+    ``noun`` is the name of the counted things.
     """
     if quiet:
         return Display()

@@ -106,7 +106,7 @@ def replay(request: Request) -> int:
 def show_replay(result: TrialReplay[Any], as_json: bool, plain: bool = False, **more: str) -> int:
     """Print the comparison of a trial with its replay; return the exit code, 1 if they differ.
 
-    ``more``: further fields of the JSON object.
+    ``more`` are further fields of the JSON object.
     """
     if as_json:
         print(json.dumps({**result.to_json(), **more}, indent=2))

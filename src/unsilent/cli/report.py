@@ -144,7 +144,7 @@ def report_of_events(path: Path) -> Report:
 def report_of_store(path: Path, request: Request, canonical: bool, card: tuple[Path, Path] | None = None) -> Report:
     """The report on a store of any kind.
 
-    ``card``: paths to which a card of the store and its page are written.
+    ``card`` are paths to which a card of the store and its page are written.
     """
     from unsilent.campaigns.store import open_store
     from unsilent.studies.campaign_kinds import kind_of_store

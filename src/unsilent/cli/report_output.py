@@ -23,9 +23,9 @@ def show_report(
     """Print a report, write its page if a path is given, and print the path.
 
     Args:
-        files: Other files that were written, by the names that a terminal shows.
-        canonical: The JSON object is without what differs between two runs of the same campaign.
-        more: Further fields of it.
+        files: Other files that were written, by the name shown in a terminal.
+        canonical: Whether to leave out of the JSON object values that differ between two runs of the same campaign.
+        more: Further fields of the JSON object.
     """
     if as_json:
         from unsilent.render.report_json import report_json, without_run_details

@@ -1,6 +1,6 @@
 """``unsilent run SCRIPT``: run an unchanged training script under the monitor.
 
-Exit codes: those of the script; 16 or 17 where the monitor stopped it; 2 where there is no such script or the settings cannot be.
+Exit codes: those of the script; 16 or 17 if the monitor stopped it; 2 if there is no such script or the settings are invalid.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ OPTION_CLASSES = (ScriptOptions, ConfigOptions, MonitorSettings, AlarmCommandOpt
 def checked_settings(request: Request) -> ResolvedSettings:
     """The settings of the monitor; raises ``UsageError`` for an unknown preset or rule.
 
-    Rules of a preset are not made: they need numpy, and a script may set variables that numpy reads when it is imported.
+    Rules of a preset are not created, as they need numpy, and a script may set variables that numpy reads when it is imported.
     """
     from unsilent.detectors.rules import PRESETS, make_rule
     from unsilent.launch.switches import resolve_settings
@@ -102,7 +102,7 @@ def run(request: Request) -> int:
     With --isolate it starts the ranks itself. After an incident it starts them again from the last good checkpoint, without the
     device that is suspected.
     """
-    # Ends by SystemExit with the exit code of the script, and returns only where its ranks were started here.
+    # Ends with a SystemExit that has the exit code of the script, and returns only if its ranks were started here.
     from unsilent.launch.alarm_command import AlarmCommand
     from unsilent.launch.child import enter_rank
     from unsilent.launch.monitored_run import MonitoredRun

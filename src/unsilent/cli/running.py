@@ -15,7 +15,7 @@ from unsilent.command import Command, ConfigOptions, DisplayOptions, PageOptions
 def run_command(command: Command, given: Mapping[str, Any], arguments: Sequence[str], script: Sequence[str]) -> int:
     """Run a command and return its exit code.
 
-    ``given``: texts of options by field. ``arguments``: the words of the command line that they come from.
+    ``given`` are the texts of options by field, and ``arguments`` the words of the command line that contain them.
     """
     request = Request(command.all_option_classes(arguments), given)
     request.script = tuple(script)

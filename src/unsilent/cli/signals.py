@@ -11,9 +11,10 @@ import time
 from typing import Any
 
 REPEAT_SECONDS = 0.02
-"""Seconds after which an interrupt that was swallowed is raised again."""
+"""Seconds after which a swallowed interrupt is raised again."""
 REPEATED_SECONDS = 2.0
-"""The kernel and the shell both signal a closed terminal: the second signal must not interrupt the tidying."""
+"""Seconds in which a second signal is ignored. The kernel and the shell both signal a closed terminal, and the second signal
+must not interrupt the clean-up."""
 
 
 def interrupt_on_ending() -> None:
@@ -27,7 +28,7 @@ def interrupt_on_ending() -> None:
     def interrupt(number: int, frame: object) -> None:
         nonlocal last
         for fd in terminals:
-            if not os.isatty(fd):  # it was closed, and writing there fails
+            if not os.isatty(fd):  # it was closed, and writing to it fails
                 os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
         before, last = last, time.monotonic()
         if last - before >= REPEATED_SECONDS:

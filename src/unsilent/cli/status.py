@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from unsilent.campaigns.kinds import Kind
 
 MOST = 1000
-"""Stores of a folder that are listed."""
+"""Most stores of a folder that are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,15 @@ class Status:
     """The state of one store.
 
     Attributes:
-        kind: The verb that made it.
-        subject: Subject that runs.
-        done, planned: Trials or replicas, of a part of ``--shard`` those of this part; None where that is not known.
-        shard: ``1/2`` where the store is a part of a campaign.
-        command: Continues the campaign, or extends it with a larger budget.
-        headline: The headline of its report.
-        no_result: Why there is no headline.
-        error: Why it cannot be read.
+        kind: Command that created the store.
+        subject: Name of the subject of its trials.
+        done, planned: Number of completed and of planned trials or replicas, of this part with ``--shard``; ``None`` if
+            unknown.
+        shard: Part of the campaign in the store, for example ``1/2``, if it is only a part.
+        command: Command that continues the campaign, or extends it with a larger budget.
+        headline: Headline of the report.
+        no_result: Reason why there is no headline.
+        error: Reason why the store cannot be read.
     """
 
     store: str
@@ -172,7 +173,7 @@ def _with(command: str, path: Path) -> str:
     """The stored command with its ``--store`` option set to this path."""
     try:
         words = shlex.split(command)
-    except ValueError:  # of a store that somebody has altered
+    except ValueError:  # for a store that somebody has changed
         words = []
     if words[:1] != ["unsilent"]:
         return escape_unprintable(command)

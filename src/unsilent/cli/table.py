@@ -67,7 +67,7 @@ PYTHON_FUNCTIONS = {
     "protect": "unsilent.protect(model, clean_batches) notices corrupted answers of a model, and repairs them.",
     "read_result": "unsilent.read_result('STORE.sqlite') reads a stored result: tables, figures, trials for pandas.",
 }
-"""Functions that are no commands, and that people look for among them."""
+"""Functions that are not commands, but that users look for among the commands."""
 
 
 def find_command_name(words: Sequence[str]) -> str | None:
@@ -99,7 +99,7 @@ def load_command(name: str) -> Command:
 def summaries(first_word: str = "") -> Iterator[tuple[str, str, str]]:
     """Group, name and first help line of each command.
 
-    ``first_word``: only the commands with this word and another one.
+    With ``first_word``, only two-word commands that begin with this word are listed.
 
     Studies of other packages are not imported.
     """

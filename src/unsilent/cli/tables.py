@@ -13,7 +13,7 @@ from unsilent.command import DisplayOptions
 def show_result(request: Request, schema: str, command: str, fields: Mapping[str, Any], *lines: str) -> None:
     """Print the result of a command as one JSON object, as lines, or as comments in plain mode.
 
-    Lines are never wrapped, for they have paths and commands.
+    Lines are never wrapped, as they contain paths and commands.
     """
     display = request[DisplayOptions]
     if display.as_json:
@@ -29,7 +29,7 @@ def show_table(
 
     On a narrow terminal, ``optional`` columns are left out, beginning with the first of them.
 
-    ``plain``: in columns without boxes, one line for each row.
+    With ``plain``, the table has columns without boxes, and one line for each row.
     """
     from rich.console import Console
 
@@ -54,7 +54,7 @@ def show_lines(*lines: str, plain: bool = False) -> None:
 
     On a terminal, long lines are wrapped with their indentation.
 
-    ``plain``: each as one comment, ``# …``, without lines that are empty.
+    With ``plain``, each line is a comment, ``# …``, and empty lines are left out.
     """
     from rich.console import Console
 

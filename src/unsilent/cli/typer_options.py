@@ -28,7 +28,7 @@ _UNBROKEN = "\u2011"
 def make_command_app(command: Command, arguments: Sequence[str] = ()) -> typer.Typer:
     """The typer application of one command.
 
-    ``arguments``: the words that follow its name.
+    ``arguments`` are the words that follow its name.
     """
     options = options_of(*command.all_option_classes(arguments))
 

@@ -32,13 +32,13 @@ CURVES = {"loss": "loss", "gradient-norm": "gradient_norm"}
 """Series that can be drawn, and their fields of a summary."""
 REFRESH_SECONDS = 1.0
 LINE_SECONDS = 10.0
-"""Time between two lines on the state in plain mode."""
+"""Seconds between two lines on the state in plain mode."""
 BARS = "▁▂▃▄▅▆▇█"
 NOT_FINITE = "×"
 CURVE_ROOM = 66
-"""Columns of a terminal that the curves leave to the rest of the table."""
+"""Columns of the terminal that are kept for the rest of the table beside the curves."""
 MOST_MESSAGES = 6
-"""Alarms, and verdicts, below the table."""
+"""Most alarms, and most verdicts, below the table."""
 
 
 NO_EVENTS = "no events were named; give the file that the job writes them to, or its folder"
@@ -109,14 +109,14 @@ class JobEvents:
     Files of further ranks are added when they appear.
 
     Args:
-        path: Path as of `find_event_files`.
-        waits: Whether a job that has written no events yet is no error.
+        path: Path as for `find_event_files`.
+        waits: Whether to accept a job that has written no events yet. Otherwise this is an error.
 
     Attributes:
-        history: All events that were read.
-        files: Files that the events come from.
-        lost: Why ranks write no events any more although they have not ended; by rank.
-        is_over: Whether no event is expected any more.
+        history: All events read so far.
+        files: Files from which the events were read.
+        lost: Reason, by rank, why a rank that has not ended no longer writes events.
+        is_over: Whether no further event is expected.
     """
 
     def __init__(self, path: Path, waits: bool = False) -> None:
@@ -137,7 +137,7 @@ class JobEvents:
     def read_new(self) -> list[Event]:
         """The latest alarms, verdicts and failures since the previous call, in order of time.
 
-        Raises ``UsageError``.
+        Raises ``UsageError`` if a file cannot be read.
         """
         from collections import deque
 
@@ -146,7 +146,7 @@ class JobEvents:
         new: deque[Event] = deque(maxlen=1000)
         self._read_files(new)
         gone = gone_processes(self.history)
-        if gone:  # its last event may have come between the two
+        if gone:  # its last event may have been written between the two
             self._read_files(new)
         written = {rank: path.stat().st_mtime for rank, path in self._file_of_rank.items()}
         self.lost, stands_still = find_lost(self.history, written, gone, time.time())
@@ -214,7 +214,7 @@ def follow_lines(job: JobEvents, new: Sequence[Event]) -> None:
 def view(history: RunHistory, lost: Mapping[int, str], width: int, height: int | None, curve: str) -> RenderableType:
     """The state of a job as a table for the terminal.
 
-    ``height``: lines of the terminal; None: unlimited.
+    ``height`` is the number of lines of the terminal; ``None`` is unlimited.
     """
     from rich import box
     from rich.console import Group

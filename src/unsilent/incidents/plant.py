@@ -3,7 +3,7 @@
     incident = plant("device", probability=0.1, world_size=4, seed=7, workload="convolution")
     verdict = run_planted(incident)                # in each rank: unsilent.incidents.planted_job
 
-All of an incident follows from these five values: its variety, the rank, the step, and the numbers that its fault is drawn with.
+These five values determine an incident: its variety, rank, step, and the numbers from which its fault is drawn.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ VARIETIES: dict[FaultKind, tuple[str, ...]] = {
 }
 """Varieties of an incident of each kind:
 
-- a *transient* fault, or one of a *device*: what the device computes of one product is wrong, in one element or in every 8th;
+- *transient* fault, or fault of a *device*: the device computes one product wrongly, in one element or in every 8th;
 - *checkpoint*: one bit of a parameter is flipped in the state that is loaded before the step;
 - *data*: one element of the batch is NaN, every sample has the label of another class, or inputs are a million times too large;
-- *numerics*: a float16 operation overflows although what it is part of is right, or the loss scale is too large for float16;
-- *benign*: samples of a rare class, with weights 100 times as large, or a learning rate 1,000 times as large from this step on.
+- *numerics*: a float16 operation overflows in a correct computation, or the loss scale is too large for float16;
+- *benign*: samples of a rare class, with 100 times the weight, or 1,000 times the learning rate from this step on.
 """
 WORKLOADS = ("convolution", "transformer")
 FIRST_STEPS = (44, 60)
@@ -50,10 +50,10 @@ class PlantedIncident:
         world_size: Number of ranks.
         seed: Seed of the training and of the anomaly.
         workload: One of `WORKLOADS`.
-        rank: Rank of the device or batch; of a checkpoint or a learning rate, that of all ranks.
-        step: Step in which it begins.
+        rank: Rank of the device or batch; a checkpoint or a learning rate is that of all ranks.
+        step: Step in which the anomaly begins.
         draws: Numbers from 0 to 1 that choose the operation or tensor, the element and the bit.
-        seen_in_float64: A faulty device computes wrongly in float64 as well.
+        seen_in_float64: Whether a faulty device also computes wrongly in float64.
     """
 
     kind: FaultKind
@@ -75,13 +75,13 @@ def plant(
 
     Args:
         kind: Kind of fault; an incident is planted for each but ``undetermined``.
-        probability: Probability of a fault in one step on a faulty device; below 1 only of ``device``.
+        probability: Probability of a fault in one step on a faulty device; below 1 only for ``device``.
         world_size: Number of ranks.
         seed: Seed of the training and of the anomaly.
         workload: ``convolution`` or ``transformer``, with steps of milliseconds.
 
     Raises:
-        UsageError: a name that does not exist, a number out of range.
+        UsageError: A name does not exist, or a number is out of range.
     """
     if kind not in VARIETIES:
         raise unknown_name_error(

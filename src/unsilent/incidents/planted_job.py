@@ -23,13 +23,13 @@ from unsilent.sites import corrupt
 from unsilent.sites.faulty_device import FaultyDevice, element_fault, resolved_fault
 
 MOST_STEPS, SOON = 400, 20
-"""Steps after the first one with the anomaly, without an alarm: of a device that fails now and then; of others."""
+"""Most steps without an alarm after the anomaly began: for a device that fails intermittently, and for other kinds."""
 CHECKPOINT_INTERVAL = 10
 RATE = 2e-3
 RULE = "robust-z:early=20"
-"""The rule of the monitor by default, but for steps after which its limits are narrow: of trainings as short as these."""
+"""The monitor's default rule, but with limits that become narrow earlier, for trainings as short as these."""
 NEVER = 2**31
-"""A step that no training reaches."""
+"""Number of a step that no training reaches."""
 TOP_EXPONENT_BIT = 1
 """Number of the highest bit of an exponent, counted from the sign."""
 
@@ -128,8 +128,8 @@ def run_planted(
     Every rank of ``world_size`` calls it.
 
     Args:
-        has_anomaly: False: the same training without it.
-        noticed: A step that is recorded as an incident where there was no alarm before.
+        has_anomaly: Whether the anomaly is planted. Otherwise the same training runs without it.
+        noticed: Step that is recorded as an incident if there was no alarm before.
         options: Options of the monitor.
     """
     job = PlantedJob(incident if has_anomaly else replace(incident, step=NEVER), rank)

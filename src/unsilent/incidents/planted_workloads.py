@@ -18,9 +18,9 @@ class Batch(NamedTuple):
     Attributes:
         images: float32[n, 8, 8].
         labels: int64[n].
-        offset: float32[], added to all scores, on which the loss does not depend; its exponential may overflow in float16.
-        weights: float32[n], of the samples in the loss.
-        scale: float32[], of the gradients of what is computed in float16.
+        offset: float32[], added to all scores. The loss does not depend on it, but its exponential may overflow in float16.
+        weights: float32[n], weights of the samples in the loss.
+        scale: float32[], scale of the gradients in computations in float16.
     """
 
     images: Tensor
@@ -120,9 +120,9 @@ class Classifier(nn.Module):
         scores = self.scores(self.body(batch.images)) + batch.offset
         if not self._is_narrow:
             return (functional.cross_entropy(scores, batch.labels, reduction="none") * batch.weights).mean()
-        scale = batch.scale  # of the gradients inside of what is computed in float16
+        scale = batch.scale  # scale of the gradients in computations in float16
         scores = scaled_gradient(scores, 1 / scale).half()
-        exponentials = scores.exp()  # the largest score is not taken away first, which would not overflow
+        exponentials = scores.exp()  # the largest score is not subtracted first, which would prevent the overflow
         probabilities = scaled_gradient(exponentials / exponentials.sum(-1, keepdim=True), scale)
         loss: Tensor = -(probabilities.float().gather(1, batch.labels[:, None]) + 1e-7).log().mean()
         return loss

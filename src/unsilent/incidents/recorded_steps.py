@@ -36,10 +36,10 @@ class RecordedSteps:
     """Recorded steps of an incident, in the form that `recovery.step_replay` executes.
 
     Args:
-        step: Model and optimizer, whose state is replaced, and what is called with each batch.
-        state: State with which the first iteration begins, as it was recorded.
+        step: Model and optimizer, whose state is replaced, and the function that is called with each batch.
+        state: Recorded state with which the first iteration begins.
         batches: Batches of the iterations.
-        path: File of the state, in errors.
+        path: File of the state, for error messages.
     """
 
     def __init__(self, step: OwnStep, state: Any, batches: Any, path: Path) -> None:
@@ -99,10 +99,11 @@ def replay_incident(folder: Path, code: str, device: str = "auto", rank: int | N
         folder: Folder of an incident, or of a job with one incident.
         code: ``file.py:name`` of a function that returns step, model and optimizer.
         device: Device that executes it.
-        rank: Rank whose part is taken; None: the suspect, or the only one if none is suspected.
+        rank: Rank whose part is executed; ``None``: the suspect, or the only rank if none is suspected.
 
     Raises:
-        UsageError: no such folder, a part of it is missing or is of another model, or the code is not found or raises.
+        UsageError: There is no such folder, a part of it is missing or belongs to another model, or the code is not found or
+            raises an exception.
     """
     incident = read_incident(folder)
     rank = _chosen_rank(incident, incident.suspect if rank is None else rank)

@@ -38,11 +38,11 @@ from unsilent.report.text import listed, time_text
 from unsilent.report.theme import figure, vertical_line
 
 MOST_SHOWN = 8
-"""Series of a rank, and ranks, that are shown where none were asked for."""
+"""Most series of a rank, and most ranks, that are shown if none were requested."""
 LAST_TIME = 2.5e11
-"""Seconds since 1970: in the year 9892, the last times that can be shown."""
+"""Seconds since 1970 (in the year 9892) of the last time that can be shown."""
 NEAR = 5
-"""Steps before and after the alarm whose values a terminal shows where none were asked for."""
+"""Steps before and after the alarm whose values a terminal shows if none were requested."""
 SERIES_TEXT = "A line marks the alarm. A gap is a value that is not finite. Steps executed again have several values."
 RANKS_TEXT = "What was recorded of each rank. Of the device: what the system says; what it does not say is left out."
 SERIES_COLUMNS = (
@@ -55,7 +55,7 @@ class ShownSeries:
     """A recorded series of a rank.
 
     Attributes:
-        points: Step and value of each step in which it was read.
+        points: Step and value for each step in which the series was read.
     """
 
     rank: int
@@ -174,9 +174,9 @@ def read_shown(
 
     Args:
         folder: Folder of the incident, or of the job.
-        glob: Pattern of the names of series; None: those of the tensors that alarms name.
-        rank: Rank of the series; None: those of all ranks, or of the first ones.
-        steps: The first and the last one.
+        glob: Pattern of the names of series; ``None``: series of the tensors that alarms name.
+        rank: Rank of the series; ``None``: series of all ranks, or of the first ones.
+        steps: First and last step to show.
     """
     incident = read_incident(folder)
     parts: list[RankPart] = []
@@ -245,5 +245,5 @@ def _size_text(part: RankPart, name: str) -> str:
 
 def _time(seconds: float) -> str:
     if not 0 <= seconds < LAST_TIME:
-        return f"{seconds:g} s"  # no monitor has written it
+        return f"{seconds:g} s"  # not written by a monitor
     return time_text(seconds)

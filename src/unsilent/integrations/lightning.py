@@ -3,10 +3,10 @@
     trainer = Trainer(callbacks=[MonitorCallback()])     # or GuardCallback()
     trainer.fit(module, loader)
 
-A batch is one step of the guard. After an alarm the callback does the last batches again as Lightning's loop does them: the
-module's ``on_train_batch_start``, its ``training_step`` with backward, clipping and optimizer, and the schedules. Lightning's own
-counts of steps go back, too. What is logged of a batch that is done again is logged twice, and other callbacks are not
-notified of it; put this one before those that change weights.
+A batch is one step of the guard. After an alarm the callback repeats the last batches as Lightning's loop runs them: the
+module's ``on_train_batch_start``, its ``training_step`` with backward, clipping and optimizer, and the schedules. Lightning's
+own counts of steps are reset, too. Values logged in a repeated batch are logged twice, and other callbacks are not notified of
+the repetition; put this callback before those that change weights.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Batch:
     batch: Any
     number: int
     run: tuple[Any, ...] | None = None
-    """Arguments of the loop's optimization; None: the batch was skipped."""
+    """Arguments of the loop's optimization; ``None`` if the batch was skipped."""
     outputs: list[Any] = field(default_factory=list)
     ends_epoch: bool = False
 
@@ -40,10 +40,10 @@ class MonitorCallback(Callback):
     """Monitors every ``fit`` of a Trainer.
 
     Args:
-        options: as of `Monitor` (``preset``, ``on_alarm``, ``events`` …).
+        options: Options of `Monitor` (``preset``, ``on_alarm``, ``events`` …).
 
     Attributes:
-        monitor: Monitor, made when training begins; None before.
+        monitor: Monitor, made when training begins; ``None`` before.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -68,14 +68,14 @@ class GuardCallback(Callback):
     """Guards every ``fit`` of a Trainer.
 
     Args:
-        options: as of `Guard` (``factor``, ``snapshot_location``, ``on_alarm`` …).
+        options: Options of `Guard` (``factor``, ``snapshot_location``, ``on_alarm`` …).
 
     Raises:
-        UsageError: when training begins: manual optimization, accumulated gradients, a strategy of sharded parameters, a schedule
-            by step that needs a metric.
+        UsageError: Raised when training begins if it uses manual optimization, accumulated gradients, a strategy with sharded
+            parameters, or a schedule by step that needs a metric.
 
     Attributes:
-        guard: Guard, made when training begins; None before.
+        guard: Guard, made when training begins; ``None`` before.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -89,7 +89,7 @@ class GuardCallback(Callback):
         loop = trainer.fit_loop.epoch_loop
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         others = [config.scheduler for config in trainer.lr_scheduler_configs]
-        # Lightning counts steps by what its optimizers did.
+        # Lightning counts the steps of its optimizers.
         others += [loop.automatic_optimization.optim_progress, loop.scheduler_progress]
         others += [scaler] if scaler is not None else []
         self.guard = Guard(pl_module, list(trainer.optimizers), *others, **self._options)
@@ -143,7 +143,7 @@ class GuardCallback(Callback):
             module.on_train_batch_start(done.batch, done.number)
             if done.run is not None:
                 result = self._plain(*done.run)
-                for outputs in done.outputs:  # those who come after this callback see the batch as it ended
+                for outputs in done.outputs:  # later callbacks see the final result of the batch
                     if isinstance(outputs, dict) and isinstance(result, dict):
                         outputs.clear()
                         outputs.update(result)

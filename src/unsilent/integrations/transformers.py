@@ -4,9 +4,9 @@
     trainer.add_callback(GuardCallback(trainer))         # this one needs the Trainer
     trainer.train()
 
-An update is one step of the guard, with all its micro-batches. After an alarm the callback does the last updates again as the
-Trainer does them: its own ``training_step``, clipping, optimizer and schedule. Losses that the Trainer has summed up for its log
-are not taken back.
+An update with all its micro-batches is one step of the guard. After an alarm the callback repeats the last updates as the
+Trainer runs them: its own ``training_step``, clipping, optimizer and schedule. Losses that the Trainer has already summed for
+its log are not subtracted.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class MonitorCallback(TrainerCallback):
     or with the process.
 
     Args:
-        options: as of `Monitor` (``preset``, ``on_alarm``, ``events`` …).
+        options: Options of `Monitor` (``preset``, ``on_alarm``, ``events`` …).
 
     Attributes:
-        monitor: Monitor, made when training begins; None before.
+        monitor: Monitor, made when training begins; ``None`` before.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -69,10 +69,11 @@ class GuardCallback(TrainerCallback):
     """Guards one training of a Trainer.
 
     Args:
-        trainer: The one it is added to. options: as of `Guard` (``factor``, ``snapshot_location``, ``on_alarm`` …).
+        trainer: Trainer that the callback is added to.
+        options: Options of `Guard` (``factor``, ``snapshot_location``, ``on_alarm`` …).
 
     Attributes:
-        guard: Guard, made when training begins; None before.
+        guard: Guard, made when training begins; ``None`` before.
     """
 
     def __init__(self, trainer: Trainer, **options: Any) -> None:
@@ -103,7 +104,7 @@ class GuardCallback(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Begin an update, whose batches have been loaded already."""
         assert self.guard is not None
-        if self._evaluated:  # a schedule may have been notified of it, which would not be done again
+        if self._evaluated:  # a schedule may have been notified of it, which would not be repeated
             self.guard.discard_snapshots()
             self._evaluated = False
         self._update = update = list[tuple[Any, Any]]()
@@ -128,7 +129,7 @@ class GuardCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Detach the guard and restore the Trainer."""
         if self.guard is not None:
-            del self._trainer.training_step  # the method of its class shows again
+            del self._trainer.training_step  # the method of its class is visible again
             self.guard.close()
 
     def _again(self, update: Done) -> Callable[[], None]:
@@ -162,13 +163,13 @@ class VerifiedSavingCallback(TrainerCallback):
 
     Weights and the optimizer's state are compared with the memory. The manifest, ``OUTPUT/checkpoint-500.manifest.json``, covers
     every file of the folder, also those of schedulers and random generators: ``unsilent checkpoint verify OUTPUT/checkpoint-500``
-    tells later whether all are still as they were read then.
+    later checks whether the files have changed since.
 
     Args:
-        trainer: The one it is added to.
+        trainer: Trainer that the callback is added to.
 
     Raises:
-        CheckpointDamaged: the disk does not hold what was in memory; training ends with it.
+        CheckpointDamaged: The files on disk differ from the values in memory. The exception ends training.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -190,15 +191,17 @@ class VerifiedSavingCallback(TrainerCallback):
 class VerifiedResumeCallback(TrainerCallback):
     """Makes a Trainer resume only from a checkpoint that matches its manifest.
 
-    ``trainer.train(resume_from_checkpoint=True)`` resumes from the newest one that is, in place of the newest one, and a
-    checkpoint that is named is compared with its manifest first. `VerifiedSavingCallback` writes manifests.
+    ``trainer.train(resume_from_checkpoint=True)`` resumes from the newest checkpoint that matches its manifest. A checkpoint
+    given by name is compared with its manifest first. `VerifiedSavingCallback` writes manifests.
 
     Args:
-        trainer: The one it is added to; no callback is called before a Trainer loads, so its ``train`` is wrapped.
+        trainer: Trainer that the callback is added to. Its ``train`` is wrapped, as no callback is called before a Trainer
+            loads.
 
     Raises:
-        CheckpointDamaged: by ``train``: the checkpoint has changed since, or none is as its manifest says.
-        UsageError: by ``train``: the named checkpoint has no manifest.
+        CheckpointDamaged: Raised by ``train`` if the checkpoint has changed since it was saved, or no checkpoint matches its
+            manifest.
+        UsageError: Raised by ``train`` if the named checkpoint has no manifest.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -213,7 +216,7 @@ class VerifiedResumeCallback(TrainerCallback):
                     raise CheckpointDamaged(result.headline())
                 resume_from_checkpoint = str(result.good.path)
             elif resume_from_checkpoint:
-                verified_load(resume_from_checkpoint)  # of a folder, which is compared and not loaded
+                verified_load(resume_from_checkpoint)  # for a folder, which is compared and not loaded
             return plain(resume_from_checkpoint, *args, **kwargs)
 
         wrapped.train = train

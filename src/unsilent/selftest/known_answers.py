@@ -1,7 +1,7 @@
 """Operations on whole numbers whose exact results do not depend on the dtype or the order of a sum.
 
-The answers are computed in 64-bit integers by numpy, which uses none of the arithmetic that is tested. No sum and no part of one
-has more bits than the dtype's significand:
+The expected results are computed in 64-bit integers by numpy, which uses none of the arithmetic that is tested. No sum or
+partial sum has more bits than the dtype's significand:
 
     gemm         a row of A times a column of B: of `depth` products of numbers up to m, depth * m^2 <= 2^p
     convolution  the same; its stride is 2, for which no library transforms the input (Winograd, FFT), which would round
@@ -26,11 +26,11 @@ from unsilent.selftest.mismatch import Mismatch, mismatch
 
 Ints = NDArray[np.int64]
 Place = Callable[[Ints], Tensor]
-"""Puts numbers on the device, in the dtype."""
+"""Function that copies integers to the device, in the tested dtype."""
 PRECISION = {"float64": 53, "float32": 24, "bfloat16": 8, "float16": 11}
-"""Bits of the significand."""
+"""Bits of the significand of each dtype."""
 GROUP = 4
-"""Keys that a query attends to."""
+"""Number of keys that a query attends to."""
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,12 @@ def _convolution(place: Place, p: int, side: int, rng: np.random.Generator) -> t
 def _attention(place: Place, p: int, side: int, rng: np.random.Generator) -> tuple[Callable[[], Tensor], Ints]:
     length, width = 64, 64
     groups = length // GROUP
-    # Of each query, and of each key.
+    # For each query and for each key.
     query_groups, key_groups = (rng.permutation(length) // GROUP, rng.permutation(length) // GROUP)
     query, key = np.zeros((2, length, width), np.int64)
     query[:, :groups] = -128 * (query_groups[:, None] != np.arange(groups))
     key[:, :groups] = 128 * (key_groups[:, None] == np.arange(groups))
-    values = _draw(rng, 2 ** (p - 2), side // 64, length, width)  # a sum of four, and not more
+    values = _draw(rng, 2 ** (p - 2), side // 64, length, width)  # a sum of at most four
     q, k, v = (place(np.broadcast_to(numbers, values.shape).copy()) for numbers in (query, key, GROUP * values))
     chosen = (query_groups[:, None] == key_groups).astype(np.int64)
     return lambda: functional.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0], chosen @ values

@@ -11,7 +11,7 @@ from unsilent.report.text import count_text
 from unsilent.sites.memory import dtype_name
 
 MOST_NAMED = 2
-"""Rows or columns that are named."""
+"""Most rows or columns that are named."""
 
 
 @dataclass(frozen=True)
@@ -19,12 +19,12 @@ class Mismatch:
     """The first wrong element of one execution, and the number of wrong elements.
 
     Attributes:
-        operation: Name of what was executed, such as ``gemm``; of a recorded step also the tensor.
+        operation: Name of the executed operation, for example ``gemm``; for a recorded step, also that of the tensor.
         dtype: Dtype of the tensor.
         index: Index of the first wrong element, in C order.
         expected, got: Expected and computed value of this element.
-        count, size: Wrong elements, and all of the tensor.
-        layout: How the wrong elements lie, such as ``all in row 3``; empty where they have no such order.
+        count, size: Number of wrong elements, and of all elements of the tensor.
+        layout: Pattern of the wrong elements, for example ``all in row 3``; empty if there is none.
     """
 
     operation: str
@@ -65,7 +65,7 @@ class Test(Protocol):
 def mismatch(operation: str, got: Tensor, expected: Tensor, wrong: Tensor) -> Mismatch:
     """The mismatch of a tensor on the CPU.
 
-    ``wrong``: bool of the tensor's shape, true for at least one element.
+    ``wrong`` is a bool array of the tensor's shape, true for at least one element.
     """
     places = wrong.nonzero()
     index = tuple(map(int, places[0]))

@@ -1,8 +1,8 @@
 """A recorded training step: its initial state, batch and results in a file, so that a device can repeat it.
 
-The file is one of safetensors with JSON and a hash of its content (`protection.hashed_file`): nothing in it is executed, and
-the code of the step is not in it. The answers are hashes of all tensors after the step, in which the place of an element counts,
-and their values, which are read only to name the first wrong element.
+The file has the safetensors format with JSON and a hash of its content (`protection.hashed_file`). Nothing in it is executed,
+and it does not contain the code of the step. The expected results are hashes of all tensors after the step, which depend on the
+position of each element, and their values, which are read only to name the first wrong element.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from unsilent.workloads.trainings.snapshots import first_snapshot_difference, mo
 from unsilent.workloads.zoo import TRAININGS
 
 STEPS = 3
-"""Steps that a training does before the one that is recorded, so that its optimizer has a state."""
+"""Number of training steps before the recorded one, so that the optimizer has a state."""
 MOST_THREADS = 4096
 _FILE = FileKind("recording", "unsilent/recorded-step/", 1, "a recorded step", "unsilent selftest record")
 
@@ -79,7 +79,7 @@ def record_step(path: str | Path, step: StepFunction, model: nn.Module, optimize
         batch: Tensors and plain values in lists, tuples and dicts.
 
     Raises:
-        UsageError: two executions from the same state differ, or something cannot be stored.
+        UsageError: Two executions from the same state differ, or something cannot be stored.
     """
     own_step = OwnStep(step, model, optimizer, batch)
     original = own_step.snapshot()
@@ -94,11 +94,11 @@ def record_training(path: str | Path, training: str, *, device: str = "cpu") -> 
 
     Args:
         path: File to write.
-        training: A built-in training, or ``file.py:name`` of your own.
-        device: Where a built-in training runs.
+        training: Name of a built-in training, or ``file.py:name`` of your own.
+        device: Device on which a built-in training runs.
 
     Raises:
-        UsageError: there is no such training, or its step is not the same twice.
+        UsageError: There is no such training, or two executions of its step differ.
     """
     step = _training_step(training, device)
     for _ in range(STEPS):
@@ -163,12 +163,13 @@ def load_recording(path: str | Path, device: str, code: str | None = None) -> Re
     """The recorded step in a file.
 
     Args:
-        path: File of `record_step` or `record_training`.
-        device: Where it is executed.
-        code: ``file.py:name`` of a training, or of a function that returns step, model and optimizer; None: it is built in.
+        path: File written by `record_step` or `record_training`.
+        device: Device on which the step is executed.
+        code: ``file.py:name`` of a training, or of a function that returns step, model and optimizer; ``None`` for a built-in
+            one.
 
     Raises:
-        UsageError: it is no such file, was made with another device or version of torch, or its code is not known.
+        UsageError: The file is not a recording, was made with another device or version of torch, or its code is not known.
     """
     with _FILE.reading(path) as (text, arrays):
         if (here := environment(device)) != text["environment"]:

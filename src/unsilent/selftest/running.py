@@ -18,7 +18,7 @@ from unsilent.selftest.mismatch import Mismatch, Test
 from unsilent.selftest.recording import load_recording
 
 MISMATCH_EXIT_CODE = 17
-"""Exit code as where a monitor stops a job because of a fault that stays."""
+"""Exit code after a wrong result. A monitor uses the same code for a confirmed fault."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class OperationCount:
     def seen_from(self) -> int | None:
         """The number n such that a failure in one of n executions would be detected with 95 % probability.
 
-        None if there are too few executions.
+        ``None`` if there are too few executions.
         """
         return self.executions // 3 or None  # (1 - 3/n)^n < e^-3 < 5 %
 
@@ -46,8 +46,9 @@ class SelfTest(Shown):
     """The result of a self-test of a device.
 
     Attributes:
-        device: Device as it was given; model: what it is.
-        seconds: Seconds that it took.
+        device: Device as it was given.
+        model: Name of the device's model.
+        seconds: Duration in seconds.
         counts: A row for each operation and dtype.
         missing: Operations in dtypes that torch does not implement on this device.
     """
@@ -88,14 +89,14 @@ def run_selftest(
 
     Args:
         device: ``auto``, ``cpu`` or ``cuda:0``.
-        minutes: Minutes that it takes; each is executed once in any case.
-        step: File of `record_step` or `record_training`.
-        code: Code of a recorded step that is not built in: ``file.py:name``.
-        observer: Where progress is reported.
+        minutes: Duration in minutes. Each operation is executed at least once.
+        step: File written by `record_step` or `record_training`.
+        code: ``file.py:name``, the code of a recorded step that is not built in.
+        observer: Receives reports of progress.
 
     Raises:
-        UsageError: there is no such device, the recording cannot be used, or its step needs its code.
-        UnsilentError: an operation raised.
+        UsageError: There is no such device, the recording cannot be used, or ``code`` is missing for its step.
+        UnsilentError: An operation raised an exception.
     """
     if not (isinstance(minutes, Real) and minutes >= 0):
         raise wrong_value_error("--minutes", minutes, "a number, 0 or more")

@@ -49,8 +49,8 @@ class DetectorContract(ABC):
     A subclass defines `make_detector`.
 
     Attributes:
-        sees_weights: Whether it sees the highest bit of an exponent that flips in a weight.
-        sees_operations: Whether it sees a large value in the output of a layer.
+        sees_weights: Whether the detector notices that the highest exponent bit of a weight flips.
+        sees_operations: Whether the detector notices a large value in the output of a layer.
     """
 
     sees_weights: ClassVar[bool] = True

@@ -79,7 +79,7 @@ class FormatContract(ABC):
 
         Tensors are given by the names that the format uses.
 
-        Values of a dtype that numpy does not have are words, as unsigned integers.
+        Values of a dtype that numpy does not have are given as words (unsigned integers).
         """
 
     def test_its_files_are_recognised_and_others_are_not(self, tmp_path: Path) -> None:

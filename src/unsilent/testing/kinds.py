@@ -25,7 +25,7 @@ class KindContract(ABC):
     A subclass defines `make_kind` and `make_spec`. Trials run in the test process.
 
     Attributes:
-        trials: Trials of each target and number of flips.
+        trials: Number of trials for each target and number of flips.
     """
 
     trials: ClassVar[int] = 12

@@ -77,7 +77,7 @@ class RuleContract(ABC):
     A subclass defines `make_rule`.
 
     Attributes:
-        ignores_nonfinite: Whether NaN and infinity are documented to be no alarm.
+        ignores_nonfinite: Whether the rule is documented to raise no alarm on NaN and infinity.
     """
 
     ignores_nonfinite: ClassVar[bool] = False
@@ -129,7 +129,7 @@ class RuleContract(ABC):
                 continue
             assert (judgement.levels == ALARM).all()
             assert np.isposinf(judgement.scores).all()
-            # It leaves no mark that would hide or feign others: what is usual is still usual.
+            # The value must not hide later anomalies or cause false ones: usual values are still usual.
             usual = np.array([values[seen[:, i], i][-1] for i in range(N)])
             if number == 1:
                 _, after = rule.judge(following, usual, np.ones(N, bool), 301.0)

@@ -1,7 +1,7 @@
 """Compares the clock of each rank with that of rank 0 by messages over separate sockets.
 
-Nothing of the job's process groups is used: their sequence numbers and the flight recorder stay as they are without a recording,
-and a rank that does not come costs the others a wait of seconds, never the job. The clock is that of the profiler, Unix time.
+The job's process groups are not used, so their sequence numbers and the flight recorder are the same as without a recording. A
+rank that does not connect costs the others a wait of seconds, but never the job. The clock is that of the profiler, Unix time.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _TIME = struct.Struct("<q")
 def measure_offset(store: Store, label: str, rank: int, world_size: int) -> tuple[float, float, float]:
     """Time, clock offset and error bound of a comparison of this rank's clock with that of rank 0.
 
-    All three are in seconds, the first one in Unix time. The offset is this rank's time minus that of rank 0.
+    All three are in seconds, and the first one is a Unix time. The offset is this rank's time minus that of rank 0.
 
     The fastest of `MESSAGES` exchanges counts; half its round trip bounds the error. All ranks call it with the same label, once.
 
     Raises:
-        OSError: rank 0 cannot be reached, or other ranks do not come.
-        RuntimeError: rank 0 does not say where it listens.
+        OSError: Rank 0 cannot be reached, or other ranks do not connect.
+        RuntimeError: Rank 0 does not announce its address.
     """
     key = f"unsilent_clock/{label}"
     if rank == 0:
@@ -48,7 +48,8 @@ def best_exchange(exchanges: list[tuple[int, int, int]]) -> tuple[float, float, 
     """Time, clock offset and error bound of the fastest exchange, all in seconds.
 
     Args:
-        exchanges: When each was sent on this clock, answered on that of rank 0, and received on this clock, nanoseconds.
+        exchanges: Times in nanoseconds at which each message was sent (on this clock), answered (on the clock of rank 0), and
+            its answer received (on this clock).
     """
     sent, answered, received = min(exchanges, key=lambda times: times[2] - times[0])
     middle = (sent + received) / 2
@@ -67,7 +68,7 @@ def _exchange(connection: socket.socket) -> tuple[int, int, int]:
 
 def _answer(store: Store, key: str, ranks: int) -> None:
     """Answer the messages of the given number of ranks with the time of this clock."""
-    host = socket.gethostbyname(os.environ.get("MASTER_ADDR", "localhost"))  # that of rank 0, where all ranks reach it
+    host = socket.gethostbyname(os.environ.get("MASTER_ADDR", "localhost"))  # that of rank 0, which all ranks can reach
     with socket.create_server((host, 0), backlog=ranks) as server:
         store.set(key, f"{host} {server.getsockname()[1]}")
         for _ in range(ranks):

@@ -1,7 +1,8 @@
 """Records some steps of a training program with the profiler, without changing the program.
 
-A step ends when the optimizer that stepped first has stepped. The step before the first recorded one runs under the profiler as
-well, so that its start costs no recorded step. An error in recording is said once, and the program goes on without it.
+A step ends with the step of the optimizer that stepped first in the program. The profiler already runs in the step before the
+first recorded one, so that starting it lengthens no recorded step. An error in recording is reported once, and the program
+continues without recording.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from unsilent.report.text import count_text
 from unsilent.timeline.anchors import measure_offset
 
 CLOCK_KEY = "unsilent_clock"
-"""Key in a trace: list of Unix seconds, offset of the rank's clock (its time less that of rank 0) and its error's bound."""
+"""Key in a trace: list of Unix seconds, offset of the rank's clock (its time minus that of rank 0) and its error bound."""
 UNSETTLED = 2
-"""First steps, which take longer than others whether they are recorded or not."""
+"""Number of first steps, which take longer than others whether they are recorded or not."""
 FEWEST_TIMED = 3
 
 
@@ -40,14 +41,14 @@ class Recorder:
     """Records some steps of one rank and writes their trace.
 
     Args:
-        folder: Where it is written.
-        steps: Steps to record.
-        warmup: Steps before them, at least `UNSETTLED`.
+        folder: Folder for the trace.
+        steps: Number of steps to record.
+        warmup: Number of steps before the recorded ones, at least `UNSETTLED`.
         say: Shows a line to the user.
 
     Attributes:
-        ended: Optimizer steps so far.
-        recorded: Steps of these in the trace.
+        ended: Number of steps so far.
+        recorded: Number of these steps in the trace.
         has_failed: Whether an error ended the recording.
         rank: Number of this process in the job.
     """
@@ -61,7 +62,10 @@ class Recorder:
         self._anchors: list[tuple[float, float, float]] = []
         self._can_compare = True
         self._last: float | None = None
-        self._times: tuple[list[float], list[float]] = ([], [])  # of steps that are not recorded, and of those that are
+        self._times: tuple[list[float], list[float]] = (
+            [],
+            [],
+        )  # for steps that are not recorded, and for those that are
         self._plain_hook: Any = None
         self._plain_prepare: Any = None
         self.ended, self.recorded, self.has_failed = 0, 0, False
@@ -73,7 +77,7 @@ class Recorder:
         plain, self._plain_hook = Optimizer.profile_hook_step, Optimizer.__dict__["profile_hook_step"]
 
         def hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
-            with_hooks, after = plain(step), torch.compiler.disable(self._after)  # where the script compiles its step
+            with_hooks, after = plain(step), torch.compiler.disable(self._after)  # if the script compiles its step
 
             @wraps(step)
             def counted(optimizer: Optimizer, *args: Any, **named: Any) -> Any:
@@ -182,7 +186,7 @@ class Recorder:
     def _write(self, profiler: profile) -> None:
         """Write the trace file with the measured clock offsets as its first key.
 
-        The file is replaced at once, so that no reader sees half of it.
+        The file is replaced atomically, so that no reader sees half of it.
         """
         target = self._folder / f"trace-rank{self.rank}.json.gz"
         plain, packed = target.with_suffix(".tmp.json"), target.with_suffix(".tmp")
@@ -215,7 +219,7 @@ class Recorder:
         names = ["_dump_nccl_trace_json"] * torch.cuda.is_available() + [
             "_dump_fr_trace_json"
         ]  # gloo has the second one
-        with contextlib.suppress(Exception):  # they are no public interface
+        with contextlib.suppress(Exception):  # they are not a public interface
             c10d = torch._C._distributed_c10d
             dump = next(getattr(c10d, name) for name in names if hasattr(c10d, name))()
             return dump if isinstance(dump, bytes) else str(dump).encode()

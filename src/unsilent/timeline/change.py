@@ -14,11 +14,11 @@ class Change:
     """Changes that a what-if question makes to a replay.
 
     Attributes:
-        replay: Replay of the job, with other dependencies where they change.
-        durations, gaps: Seconds of each operation and before it, float64[n] both.
+        replay: Replay of the job, with changed dependencies if the question changes them.
+        durations, gaps: Seconds of each operation, and of the gap before it, float64[n] each.
         notes: Assumptions, one sentence each.
         is_extrapolated: Whether a collective is outside the sizes that its cost was fitted to.
-        longest: ``durations`` and ``gaps`` where what is not known takes as long as it can; None: all is known.
+        longest: ``durations`` and ``gaps`` if all unknown times are as long as possible; ``None`` if all are known.
         peak: Most bytes that a rank has allocated, as recorded and with the change; None: not predicted.
     """
 
@@ -37,12 +37,13 @@ class Answer:
 
     Attributes:
         text: The question.
-        recorded, predicted: Seconds of each step, replayed as recorded and with the change, float64[steps].
+        recorded, predicted: Seconds of each step in replays without and with the change, float64[steps].
         notes: Assumptions, one sentence each.
         is_extrapolated: Whether a collective is outside the sizes that its cost was fitted to.
-        of_model: Mean predicted over mean recorded step by the model of DDP, with limits; None: a replay.
-        doubt: Why the prediction is not to be believed; empty: it may be.
-        longest: Seconds of each step where what is not known takes as long as it can, float64[steps]; None: ``predicted``.
+        of_model: Mean step time predicted by the model of DDP divided by the recorded mean, with limits; ``None`` for a replay.
+        doubt: Reason why the prediction cannot be trusted; empty if it can.
+        longest: Seconds of each step if all unknown times are as long as possible, float64[steps]; ``None``: equal to
+            ``predicted``.
         peak: Most bytes that a rank has allocated, as recorded and with the change; None: not predicted.
     """
 

@@ -2,10 +2,10 @@
 
 The clock is that of rank 0, or of the first rank if no offset was measured.
 
-Offsets that were measured by messages are used, linear in time between the measurements. Otherwise an offset is the median of the
-differences between when collectives ended on two ranks. Its interval says how well the median is known, not that collectives end
-at the same moment everywhere. Begins are moved here, ends with them in `load`: a drift of 50 ppm changes 0.1 s by 5 µs, and what
-began as something else ended would not do so any more.
+Offsets measured by messages are used, interpolated linearly in time between the measurements. Otherwise an offset is the median
+difference between the ends of collectives on two ranks. Its interval shows how well the median is known, not that collectives end
+at the same moment on all ranks. Begins are converted here, and ends with them in `load`: a drift of 50 ppm changes 0.1 s by 5 µs,
+so that an operation would no longer begin when another one ended.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from unsilent.statistics.intervals import median_interval
 from unsilent.timeline.job import COLLECTIVE, Operations
 
 OTHER_RUN = 1.0
-"""Seconds by which most collectives would have ended before they began, where ranks are not of one run."""
+"""Ranks are not of one run if most collectives would have ended more than this many seconds before they began."""
 FEW_COLLECTIVES = 300
-"""Number of collectives below which errors of up to a millisecond were measured."""
+"""With fewer collectives than this, errors of up to a millisecond were measured."""
 _ENDS_TOGETHER = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier", re.IGNORECASE)
-"""Names of collectives that no rank ends before all have begun. A broadcast or a message is none."""
+"""Names of collectives that no rank ends before all have begun. Broadcasts and messages are not among them."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Clocks:
 
     Attributes:
         start: Seconds of each operation, float64[n].
-        offsets: Seconds that a rank's clock is ahead, in the middle of its recording, by rank; without those that are not known.
+        offsets: Seconds that a rank's clock is ahead, in the middle of its recording, by rank; unknown ones are left out.
         notes: Notes for the reader, one sentence each.
     """
 
@@ -51,7 +51,7 @@ def align_clocks(operations: Operations, anchors: Mapping[int, NDArray[np.float6
 
     Args:
         operations: Operations of ranks, each on its own clock.
-        anchors: Rows by rank: seconds on its clock (as those of operations), offset of its clock (its time less that of
+        anchors: Rows by rank: seconds on its clock (like the times of operations), offset of its clock (its time minus that of
             rank 0) and bound of the offset's error.
     """
     start, offsets = operations.start.copy(), dict[int, Interval]()

@@ -31,9 +31,9 @@ class Link(NamedTuple):
     """An operation on a critical path, with the seconds that it adds.
 
     Attributes:
-        operation: Index.
-        seconds: Seconds that it adds: its duration; of a collective, from when its last rank entered it.
-        gap: Seconds between the end of what it waited for and its start.
+        operation: Index of the operation.
+        seconds: Seconds that the operation adds: its duration, or for a collective the time after its last rank entered it.
+        gap: Seconds between the end of the operation that it waited for and its start.
     """
 
     operation: int
@@ -72,14 +72,14 @@ def critical_path(job: Job, step: int) -> list[Link]:
 
 
 MOST_UNEXPLAINED, MOST_LONGER = 0.5, 1.1
-"""Replays are not believed from this share of unexplained gaps on, in the time of all ranks, and where the one without gaps takes
-so many times as long as the recorded steps."""
+"""Replays are not trusted if unexplained gaps have at least this share of the time of all ranks, or if the replay without gaps
+takes this many times as long as the recorded steps."""
 NOT_EXPLAINED = (
     "The dependencies that the traces show do not explain when operations ran; replays are not to be trusted."
 )
 BEYOND = " (beyond the sizes that the cost was fitted to)"
 MOST_BARS = 4000
-"""Most operations in the figure of a step; of more, the longest are drawn."""
+"""Most operations in the figure of a step; if there are more, the longest are drawn."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -89,11 +89,11 @@ class Timeline(Shown):
     Attributes:
         job: The recorded job, on one clock.
         slowdown: Slowdown by stragglers, by replay.
-        split: Seconds of each rank's steps by what they went to.
-        excesses: How late each rank is in each part of a step, the clearest first; empty where ranks cannot be compared.
+        split: Seconds of each rank's steps by how they were spent.
+        excesses: Delay of each rank in each part of a step, the clearest first; empty if ranks cannot be compared.
         step: Index of the step with the median time.
         path: Critical path of the step.
-        answers: Answers to what-ifs.
+        answers: Answers to what-if questions.
     """
 
     job: Job
@@ -129,7 +129,7 @@ class Timeline(Shown):
     def verdict(self) -> str:
         """Result of the comparison of ranks as one word.
 
-        ``straggler``: a rank is late by more than noise; ``not_separable``: none is, in any part of the steps;
+        ``straggler``: a rank is late by more than noise; ``not_separable``: no rank is, in any part of the steps;
         ``not_compared``: not all parts, ranks or steps could be compared.
         """
         if self.excesses and self.excesses[0].is_separable:
@@ -213,7 +213,7 @@ def _split_findings(result: Timeline) -> Iterator[str]:
 def _doubt(result: Timeline, what_if: Answer) -> str:
     """Why the answer to a question is not to be trusted, or an empty text if it may be trusted.
 
-    Depends on how it was computed: by the model of DDP or by replays.
+    The criteria depend on whether the model of DDP or replays computed the answer.
     """
     return what_if.doubt if what_if.of_model or result.is_explained else "replays are not to be trusted"
 

@@ -1,6 +1,7 @@
 """Writes the flight recorder of this process to a file, with the members of its process groups.
 
-Without them, nothing says whether a rank that entered no collective of a group should have: for gloo, torch leaves them out.
+Without the members, it is unknown whether a rank that entered no collective of a group should have entered one. torch does not
+record them for gloo.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def write_dump(folder: str | Path) -> None:
     Call it in a thread while the job hangs.
 
     Args:
-        folder: Where it is written; it is made where it is missing.
+        folder: Folder for the file, which is created if it does not exist.
     """
     recorder: Any = torch._C._distributed_c10d
     content = pickle.loads(recorder._dump_fr_trace())  # noqa: S301 - of this process

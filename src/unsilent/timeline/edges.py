@@ -1,9 +1,10 @@
 """Finds dependencies between recorded operations from the order in which threads and streams ran them.
 
-An operation follows the one before it in its lane, and what launched it. Where it begins after a gap in its lane, it may have
-waited: a thread for another one (as those of gloo, whose collectives nothing else waits for visibly), a synchronising call for
-streams of the device, and a stream for other streams. What ended in that gap, last in its lane, counts as what was waited for.
-No edge contradicts the recording: its source had ended when its target began, but for rounding.
+An operation depends on the one before it in its lane, and on the operation that launched it. If it begins after a gap in its
+lane, it may have waited: a thread for another thread (for example gloo's, as no recorded operation waits for its collectives),
+a synchronising call for streams of the device, and a stream for other streams. For each other lane, the last operation that
+ended in the gap counts as waited for. No edge contradicts the recording: except for rounding, its source had ended when its
+target began.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from unsilent.timeline.job import CHAIN, COLLECTIVE, LAUNCH, WAIT, Edges, Lane, 
 
 Indices = NDArray[np.int32]
 ROUNDING = 1e-9
-"""Seconds by which an operation may begin too early after one that it waited for: times were moved from clock to clock."""
+"""Seconds by which an operation may begin before the end of one that it waited for, due to rounding in clock conversion."""
 _SYNCHRONISES = re.compile(r"(cuda|hip)(Device|Stream|Event)Synchronize")
 
 
@@ -28,8 +29,8 @@ def make_edges(operations: Operations, lanes: Sequence[Lane], launches: Indices)
     """Dependencies between the operations of each rank.
 
     Args:
-        operations: Operations of all ranks; those that wait for a device cut by `cut_waits`.
-        lanes: Their threads and streams.
+        operations: Operations of all ranks. Those that wait for a device have been shortened by `cut_waits`.
+        lanes: Threads and streams of the operations.
         launches: Launches: pairs of indices of the launching and the launched operation, int32[k, 2].
     """
     order = np.lexsort((operations.end, operations.start, operations.lane)).astype(np.int32)
@@ -51,7 +52,7 @@ def make_edges(operations: Operations, lanes: Sequence[Lane], launches: Indices)
 def cut_waits(operations: Operations, lanes: Sequence[Lane], launches: Indices) -> tuple[Operations, Indices]:
     """Operations and launches, with each call that waits for a device shortened to the time after its wait.
 
-    Its wait becomes a gap that an edge explains, in place of a duration that no faster device would shorten.
+    The wait becomes a gap that an edge explains. As a part of the duration, it would not become shorter with a faster device.
     """
     start, is_device = operations.start.copy(), np.array([lane.is_device for lane in lanes], bool)[operations.lane]
     calls = _synchronises(operations) & ~is_device

@@ -1,8 +1,8 @@
 """Reads dumps of PyTorch's flight recorder: the collectives that each rank entered, by process group.
 
-The JSON form, and the pickle form without unpickling (`unsilent.basics.pickle_values`). Only what is needed is looked at.
-Collectives are counted by their entries: ``pg_status`` of gloo counts messages between two ranks as well, and a pair of ranks
-that exchanged one would seem to be ahead of the others.
+Dumps have the JSON form, or the pickle form, which is read without unpickling (`unsilent.basics.pickle_values`). Only required
+values are read. Collectives are counted by their entries: ``pg_status`` of gloo also counts messages between two ranks, and a
+pair of ranks that exchanged one would seem to be ahead of the others.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from unsilent.basics.printable import escape_unprintable
 DEFAULT_GROUP = "default_pg"
 """Description of the process group of all ranks."""
 MOST_BYTES = 2**26
-"""Most bytes of a dump. One of 2,000 entries, as many as torch holds by default, has about 2 MB."""
+"""Most bytes of a dump. A dump with 2,000 entries, torch's default maximum, has about 2 MB."""
 MOST_FILES, MOST_RANK, LARGEST = 2**16, 2**20, 2**63 - 1
 MOST_PARTS = 2**21
-"""Entries, sizes and frames that are looked at in a dump, which may refer to the same ones again and again."""
+"""Most entries, sizes and frames that are read from a dump, which may refer to the same ones repeatedly."""
 LONGEST_NAME = 300
 _NAME = re.compile(r"(?!trace-|\.)(?:.*\D)?(\d+)(?:\.json|\.pickle|\.pkl)?", re.ASCII)
-"""Name of a dump: ends with the rank. ``trace-rank0.json`` is what a profiler wrote, in the same folder."""
+"""Name of a dump, which ends with the rank. ``trace-rank0.json`` in the same folder is a profiler's trace."""
 _OF_TORCH = re.compile(r"(?:^|[\\/])torch[\\/]")
 
 
@@ -47,10 +47,10 @@ class Collective(NamedTuple):
     """The arguments of a collective that a rank called.
 
     Attributes:
-        operation: Like ``all_reduce``.
+        operation: Name of the operation, for example ``all_reduce``.
         sent, received: Shapes of tensors.
-        dtypes: Types of what is sent, else of what is received.
-        file, line: Where, outside of torch; empty and 0: unknown.
+        dtypes: Types of the sent tensors, or of the received ones if none is sent.
+        file, line: Place of the call outside of torch; empty and 0 if unknown.
     """
 
     operation: str
@@ -79,11 +79,11 @@ class Dump:
     """The content of one rank's flight recorder.
 
     Attributes:
-        rank: Rank by the name of the file.
-        groups: Collectives that it entered, by group.
-        members: Ranks of groups, where it says so.
-        dropped: Entries that it held no more.
-        has_unnamed: Whether it used a group of which it held no entry.
+        rank: Rank in the name of the file.
+        groups: Collectives that the rank entered, by group.
+        members: Ranks of each group whose members are recorded.
+        dropped: Number of entries that the recorder no longer held.
+        has_unnamed: Whether the rank used a group for which the recorder holds no entry.
     """
 
     rank: int
@@ -164,7 +164,7 @@ class _Reader:
         top = _mapping(value, "it")
         groups: dict[Group, Entered] = {}
         ids, first = set(), LARGEST
-        entries = top.get("entries")  # the JSON form has none where nothing was entered
+        entries = top.get("entries")  # the JSON form has none if nothing was entered
         for value in self._list([] if entries is None else entries, "entries"):
             entry = _mapping(value, "an entry")
             ids.add(_whole(entry.get("pg_id"), "pg_id"))
@@ -179,7 +179,7 @@ class _Reader:
             if number not in entered.collectives:  # several may be one call
                 collective = self._collective(entry)
                 entered.collectives[number] = self._known.setdefault(collective, collective)
-            # Neither is set on all backends; both are where a collective failed, too.
+            # Neither is set on all backends; both are also set if a collective failed.
             if not _flag(entry.get("retired"), "retired") and entry.get("state") != "completed":
                 entered.open.add(number)
         used = {

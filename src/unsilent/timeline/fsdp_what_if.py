@@ -1,6 +1,6 @@
 """Predicted steps of a training under FSDP2 with one setting changed.
 
-Forms: ``reshard_after_forward=no``, ``reduce_dtype=bf16``, ``fsdp wrap=N`` (every N neighbouring units are one) and
+Forms: ``reshard_after_forward=no``, ``reduce_dtype=bf16``, ``fsdp wrap=N`` (every N neighbouring units become one) and
 ``fsdp prefetch=N`` (parameters are gathered N units ahead in backward passes).
 """
 
@@ -25,9 +25,9 @@ from unsilent.timeline.step_split import Floats
 
 FORMS = ("reshard_after_forward=no", "reduce_dtype=bf16", "reduce_dtype=fp16", "fsdp wrap=2", "fsdp prefetch=2")
 MOST_UNITS = 1024
-"""Most units that are wrapped as one, or gathered ahead: more is taken for a slip of the finger."""
+"""Most units that are wrapped as one, or gathered ahead; larger numbers are rejected as typing errors."""
 _GATHERS = re.compile(r"\w+::?_?all_?gather|fsdp::split_with_sizes_copy")
-"""Collectives, what launches them, and copies to and from what they send."""
+"""Names of collectives, of operations that launch them, and of copies to and from their buffers."""
 _SCATTERS = re.compile(r"\w+::?_?reduce_?scatter")
 
 
@@ -118,8 +118,8 @@ class _Group(NamedTuple):
 
     Attributes:
         members: Members in order of time.
-        kept_place: Place in ``members`` of the one that carries all of them.
-        launches: Operations that launched the others, where that was found.
+        kept_place: Index in ``members`` of the collective that replaces all of them.
+        launches: Operations that launched the others, as far as they were found.
         pattern: Pattern of their names.
     """
 
@@ -179,7 +179,7 @@ def _by_step(job: Job, which: NDArray[np.bool_]) -> dict[tuple[int, int], Indice
 def _prefetched(replay: Replay, gaps: Floats, count: int) -> Change:
     """The change in which all-gathers of backward passes are launched ``count - 1`` units earlier.
 
-    Only those on streams of a device change.
+    Only all-gathers on streams of a device change.
     """
     job, operations, edges = replay.job, replay.job.operations, replay.job.edges
     gathers = _named(job, _GATHERS) & (operations.kind == COLLECTIVE) & (operations.phase == BACKWARD)

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from unsilent.basics.options import check_count
 
 WARMUP = 3
-"""Calls that are not timed: the first ones compile."""
+"""Number of first calls that are not timed, as they compile."""
 
 
 def measure_fused(module: nn.Module, *inputs: Any, repeats: int = 20) -> float:
@@ -22,14 +22,14 @@ def measure_fused(module: nn.Module, *inputs: Any, repeats: int = 20) -> float:
 
     Forward and backward pass count together.
 
-    The factor for ``--what-if scale:GLOB=FACTOR``, with a glob of the part's operations. Copies of the module are measured in
-    turns, plain and under `torch.compile`; the medians are compared. The module, its gradients and random states stay as they
-    are.
+    The result is the factor for ``--what-if scale:GLOB=FACTOR``, with a glob of the part's operations. Copies of the module are
+    measured in turns, plain and under `torch.compile`, and the medians are compared. The module, its gradients and random
+    states are not changed.
 
     Args:
-        module: The part.
-        inputs: Arguments that it is called with.
-        repeats: Timed calls of each, at least 1.
+        module: The part to measure.
+        inputs: Arguments of each call.
+        repeats: Number of timed calls of each copy, at least 1.
     """
     check_count("repeats", repeats, 1, 10_000)
     plain = copy.deepcopy(module)

@@ -17,14 +17,14 @@ class Missing(NamedTuple):
 
     Attributes:
         group, number: Group and number of the collective.
-        ranks: The one that was missing; where no dump names the members of the group, those that may have been.
-        collective: Collective as the others called it; None: no dump holds it any more.
-        waiting: Ranks in it.
-        left: Ranks that were through with it: it failed there, they did not need the rank, or their dumps are later.
-        waits_in: Groups in which the rank waits itself.
-        is_certain: Whether the rank is a member of the group; of several, whether one of them must be.
-        since: Number of the first of equal collectives up to this one: the rank may have skipped any of them, as each is paired
-            with the next.
+        ranks: The missing rank; if no dump names the members of the group, all ranks that may be missing.
+        collective: Collective as the others called it; ``None`` if no dump holds it any more.
+        waiting: Ranks that wait in the collective.
+        left: Ranks that have left the collective: it failed there, they did not need the rank, or their dumps are later.
+        waits_in: Groups in which the missing rank itself waits.
+        is_certain: Whether the rank is certainly a member of the group; for several ranks, whether one of them must be.
+        since: Number of the first in a run of equal collectives up to this one. The rank may have skipped any of them, as each
+            is then paired with the next.
     """
 
     group: Group
@@ -57,13 +57,13 @@ class Hang(Shown):
     Attributes:
         ranks: Ranks with a dump.
         without_dump: Ranks below the highest one, or members of a group, that have none.
-        knows_size: Whether a dump says which ranks the job has.
-        missing: First those that wait in no other group.
-        different: The first such collective of each group.
-        other_lines: The first collective that ranks called in different lines of code, of groups with a finding.
-        stuck: Groups in which ranks wait, and none with a dump is known to be missing; with those that wait.
+        knows_size: Whether a dump names the ranks of the job.
+        missing: Missing ranks; those that wait in no other group come first.
+        different: The first collective of each group that ranks called differently.
+        other_lines: The first collective that ranks called in different lines of code, for groups with a finding.
+        stuck: Groups in which ranks wait although no rank with a dump is known to be missing, with the waiting ranks.
         not_compared: Ranks that used a group of which no entry was left.
-        dropped: Entries that the recorders held no more, by rank.
+        dropped: Number of entries that the recorder no longer held, by rank.
     """
 
     REPORT = "unsilent.timeline.hang_report:hang_report"
@@ -175,7 +175,7 @@ def _missing(group: Group, entered: Mapping[int, Entered]) -> Iterator[Missing]:
 def _since(of_rank: Entered, number: int, calls: Iterable[Collective]) -> int:
     """Number of the first of consecutive equal collectives before ``number``.
 
-    They are compared with ``calls``; without an equal one, the result is ``number``.
+    The collectives are compared with ``calls``; without an equal one, the result is ``number``.
     """
     result = number
     for call in calls:
@@ -193,7 +193,8 @@ def _perhaps_missing(
 ) -> Iterator[Missing]:
     """Ranks without an entry that may be missing from a group in which no rank left the first collective.
 
-    Leaving a collective takes all members, so a rank without an entry may be a member that did not come.
+    No rank can leave a collective before all members have entered it, so a rank without an entry may be a member that is
+    missing.
     """
     candidates = tuple(rank for rank in ranks if rank not in entered)
     if candidates and all(1 in entered_group.open for entered_group in entered.values()):
@@ -220,7 +221,7 @@ def _first_different(
 ) -> Different | None:
     """The first collective for which ``key`` gives different results on different ranks.
 
-    Ranks for which it gives None are not compared.
+    Ranks for which ``key`` returns ``None`` are not compared.
     """
     for number in sorted({number for entered_group in entered.values() for number in entered_group.collectives}):
         ways: dict[Any, tuple[Collective, list[int]]] = {}

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from unsilent.timeline.job import BACKWARD, FORWARD, LOADER, OPTIMIZER, OTHER
 
 LEAST_GAP = 20.0
-"""Microseconds between operations that become an operation of their own."""
+"""Least gap between operations, in microseconds, that becomes an operation of its own."""
 _ANNOTATED = (
     ("enumerate(DataLoader)", LOADER), ("DistributedDataParallel.forward", FORWARD), ("Optimizer.", OPTIMIZER),
 )  # fmt: skip
 EVALUATES = "autograd::engine::evaluate_function"
-"""How names of operations begin that carry out a node of a backward pass."""
+"""Prefix of the names of operations that execute a node of a backward pass."""
 _BACKWARD = (EVALUATES, "torch.distributed.ddp.reducer", "torch::distributed::reducer")
 Floats = NDArray[np.float64]
 
@@ -25,8 +25,9 @@ class Flat(NamedTuple):
 
     Attributes:
         start, end: Microseconds, float64.
-        event: Number of the outermost event that it is part of, or of what is cut out; -1: time between events. int64.
-        outer: Number of the outermost event, in any case but the last. int64.
+        event: Number of the outermost event that the operation is part of, or of the event that was cut out; -1: time between
+            events. int64.
+        outer: Number of the outermost event, also for events that were cut out; -1: time between events. int64.
     """
 
     start: Floats
@@ -42,15 +43,17 @@ def flatten(
 
     The outermost events become operations, and some events inside them are cut out as operations of their own.
 
-    The time between two of them is an operation too where nothing ended ``elsewhere`` meanwhile: then the thread waited for no
-    other one.
+    The time between two outermost events is also an operation if nothing ended ``elsewhere`` meanwhile, as the thread then
+    waited for no other one.
 
     Args:
         start, end: Times of events, microseconds.
         is_cut: Events that become operations of their own.
-        until: When the thread went on after an event: later than its end where it waited for what the event had launched.
-        elsewhere: When operations of other threads ended, in order.
-        boundaries: Times that no operation between events spans; before the first and after the last one there are none.
+        until: Time at which the thread continued after each event, which is later than its end if the thread waited for an
+            operation that the event launched.
+        elsewhere: Ends of operations of other threads, in order.
+        boundaries: Times that no operation between events spans. There are no such operations before the first and after the
+            last one.
     """
     order = np.lexsort((-end, start))
     start, end, is_cut, until = start[order], end[order], is_cut[order], until[order]
@@ -62,7 +65,7 @@ def flatten(
     outer_start, outer_end = start[first], latest[last]
     cut = np.flatnonzero(is_cut)
     cut = cut[np.append(start[cut[1:]] >= end[cut[:-1]], True)[: len(cut)]]  # the innermost ones
-    # Between the begin of an outermost event or the end of a cut one and its wait, and what comes next, lies the event's rest.
+    # The rest of an event is the time from its begin, or from the end of a cut event and its wait, to the next cut or its end.
     begins, ends = np.append(outer_start, until[cut]), np.append(outer_end, start[cut])
     parts = np.append(first, first[group[cut]])
     by_begin, by_end = np.argsort(begins, kind="stable"), np.argsort(ends, kind="stable")
@@ -103,8 +106,6 @@ def phases(times: Floats, start: Floats, end: Floats, phase: NDArray[np.int8]) -
     """The phase at each time, from annotations with their starts and ends.
 
     If several enclose a time, the backward pass counts first, then the optimizer, the loader and the forward pass.
-
-    If several enclose a time, the phase with the highest number counts.
     """
     result = np.full(len(times), OTHER, np.int8)
     for number in (FORWARD, LOADER, OPTIMIZER, BACKWARD):

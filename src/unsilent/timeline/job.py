@@ -1,7 +1,7 @@
 """A recorded job: the operations of all ranks as arrays, and the dependencies between them.
 
-Readers make it, of whatever trace. An operation begins once all operations that it depends on have ended, and takes its duration.
-Operations with the same collective number wait for each other: none of them ends before the last one has begun.
+Readers of all trace formats produce it. An operation begins once all operations that it depends on have ended, and takes its
+duration. Operations with the same collective number wait for each other: none of them ends before the last one has begun.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 COMPUTE, COLLECTIVE, COPY, HOST = range(4)
 KINDS = ("compute", "collective", "copy", "host")
-"""Kinds of operations: computes (on a device, or on the host where it trains there), takes part in a collective or a message
-between two ranks, copies memory, or keeps the host busy."""
+"""Kinds of operations: computation (on a device, or on the host if training runs there), part in a collective or in a message
+between two ranks, memory copy, and other work of the host."""
 
 OTHER, LOADER, FORWARD, BACKWARD, OPTIMIZER = range(5)
 PHASES = ("other", "loader", "forward", "backward", "optimizer")
@@ -23,8 +23,8 @@ PHASES = ("other", "loader", "forward", "backward", "optimizer")
 
 CHAIN, LAUNCH, WAIT, PIPELINE = range(4)
 EDGE_KINDS = ("chain", "launch", "wait", "pipeline")
-"""Why an operation waits for another one: it follows in the same thread or stream; it was launched by it; its thread or stream
-waited for it; or it needs what it computed or sent."""
+"""Reasons why an operation waits for another one: it follows in the same thread or stream; it was launched by the other one;
+its thread or stream waited for the other one; or it needs the other one's result or message."""
 
 
 class Lane(NamedTuple):
@@ -32,7 +32,7 @@ class Lane(NamedTuple):
 
     Attributes:
         rank: Rank that it belongs to.
-        name: Name for people, like ``thread 123`` or ``stream 7``.
+        name: Displayed name, for example ``thread 123`` or ``stream 7``.
         is_device: Whether it is a stream of a device.
     """
 
@@ -51,10 +51,10 @@ class Operations:
         name: Index in ``names``, int32.
         kind: One of `KINDS`, int8.
         phase: One of `PHASES`, int8.
-        step: Index in `Job.steps`, int32; -1: of none.
+        step: Index in `Job.steps`, int32; -1: outside of steps.
         start: Seconds since the job's begin, float64.
         duration: Seconds, float64.
-        collective: Number of the collective or message, int32; -1: of none.
+        collective: Number of the collective or message, int32; -1: none.
         size: Bytes of a collective's payload on this rank, int64; -1: unknown.
         item_bytes: Bytes of one number of that payload, int8; -1: unknown.
         names: Names of operations.
@@ -138,17 +138,18 @@ class Job:
 
     Attributes:
         operations: Operations of all ranks.
-        edges: Their dependencies.
+        edges: Dependencies between operations.
         lanes: Threads and streams.
-        steps: Number of each complete step, as the trace counts.
-        stages: Pipeline stage by rank; empty where there is no pipeline.
-        world_size: Ranks of the job, of which some may not have been recorded.
+        steps: Number of each complete step, as counted in the trace.
+        stages: Pipeline stage by rank; empty if there is no pipeline.
+        world_size: Number of ranks of the job, some of which may not have been recorded.
         notes: Notes for the reader about the trace, one sentence each.
-        step_times: Begin and end of each step in seconds, by rank, float64[steps, 2]; empty where operations alone tell.
-        gradients: When they were ready, by rank; empty where the trace does not tell.
-        memory: Rows by rank: seconds since the job's begin, allocated bytes, bytes that were added (or freed, if negative) and
-            their address, float64[k, 4]; of ranks that recorded them. The last two are 0 where the trace does not say them.
-        parts: Named parts of forward passes, of ranks with memory.
+        step_times: Begin and end of each step in seconds, by rank, float64[steps, 2]; empty if they follow only from
+            operations.
+        gradients: Times at which gradients became ready, by rank; empty if the trace does not contain them.
+        memory: Rows by rank, for ranks that recorded memory: seconds since the job's begin, allocated bytes, bytes that were
+            added (or freed, if negative) and their address, float64[k, 4]. The last two are 0 if the trace lacks them.
+        parts: Named parts of forward passes, for ranks with memory.
     """
 
     operations: Operations

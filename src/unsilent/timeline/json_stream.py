@@ -16,11 +16,11 @@ from unsilent.basics.plainfiles import open_plain
 from unsilent.basics.printable import escape_unprintable
 
 CHUNK = 2**22
-"""Bytes that are read at a time."""
+"""Number of bytes read at a time."""
 MOST_VALUE = 2**26
-"""Bytes of one event, or of one of the other values of a trace."""
+"""Most bytes of one event, or of another value of a trace."""
 _BOUNDARIES = 64
-"""Ends of objects, counted from the end of a chunk, that are tried as the end of an event."""
+"""Number of object ends, counted back from the end of a chunk, that are tried as the end of an event."""
 _EVENTS = "traceEvents"
 
 
@@ -81,7 +81,7 @@ def _fast_decoder() -> Callable[[bytes], list[Event]] | None:
         import msgspec
     except ImportError:
         return None
-    raw = ("input_dims", "input_type")  # left as bytes, as few of them are looked at
+    raw = ("input_dims", "input_type")  # left as bytes, as few of them are used
     arguments = msgspec.defstruct(
         "Arguments",
         [(name, msgspec.Raw if name in raw else Any, None) for name in ARGUMENT_NAMES],
@@ -119,7 +119,7 @@ class TraceFile:
 
     Attributes:
         name: Name of the file, for messages.
-        fields: Values of the trace besides its events, as far as `chunks` has come.
+        fields: Values of the trace besides its events, as far as `chunks` has read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -177,7 +177,7 @@ class TraceFile:
     def _fast_chunk(self) -> list[Event]:
         """Remove whole events from the buffer and decode them with msgspec; empty if that fails.
 
-        What decodes as a list of objects ends where an object ends, so a wrong guess of an end is noticed.
+        Text that decodes as a list of objects ends at the end of an object, so a wrong guess of an end is noticed.
         """
         decode, end = _fast_decoder(), len(self._buffer)
         if decode is None:
@@ -198,9 +198,9 @@ class TraceFile:
     def _slow_chunk(self) -> list[Event]:
         """Remove events from the buffer and decode them with the standard library.
 
-        Empty if more must be read. The standard library accepts text that msgspec refuses.
+        The result is empty if more must be read. The standard library accepts text that msgspec refuses.
 
-        An event is whole where a comma or the end of the list follows it.
+        An event is complete if a comma or the end of the list follows it.
         """
         events: list[Event] = []
         text, begin = self._buffer.decode("utf-8", "surrogateescape"), 0

@@ -20,11 +20,11 @@ from unsilent.timeline.rank_operations import RankOperations, find_steps, rank_o
 from unsilent.timeline.rank_trace import Numbering, RankTrace, make_names, read_rank_trace
 
 _LONGEST_APART = 3600
-"""Seconds between traces of one job, whose clocks may differ."""
+"""Most seconds between traces of one job, whose clocks may differ."""
 _MOST_FILES = 4096
 _TRACE = re.compile(r"\.json(\.gz)?$")
 _FLIGHT = re.compile(r"flight-rank\d+\.json$")
-"""Dumps of the flight recorder, which stand beside traces."""
+"""Names of dumps of the flight recorder, which may be in the same folder as traces."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Recording(Job):
 
     Seconds count from the earliest begin of a rank's trace.
 
-    Its dependencies are not known yet, as they follow from operations on one clock.
+    Dependencies are not known yet, as they can only be found once all operations are on one clock.
 
     Attributes:
         launches: Launches: pairs of indices of the launching and the launched operation, int32[k, 2].

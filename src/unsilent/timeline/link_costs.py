@@ -1,6 +1,6 @@
 """Costs of reductions over all ranks, from a description or measurement of the machine.
 
-Both are those of `unsilent placement`.
+Descriptions and measurements have the formats of `unsilent placement`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,10 @@ _EVERY = 10**9
 class MeasuredCost(LinkCost):
     """The cost of a collective, interpolated between measured sizes.
 
-    ``latency`` and ``per_byte`` are those of a fitted line.
-
-    Beyond the largest size the last slope goes on.
+    ``latency`` and ``per_byte`` are the coefficients of a fitted line. Beyond the largest size the last slope continues.
 
     Attributes:
-        sizes, seconds: Measured, the smallest size first.
+        sizes, seconds: Measured sizes and times, the smallest size first.
     """
 
     sizes: tuple[float, ...]
@@ -66,7 +64,7 @@ class InterpolatedTable:
 def interpolated(sizes: Sequence[float], seconds: Sequence[float], size: Floats) -> Floats:
     """Seconds of payloads of the given sizes, interpolated linearly between measured ones.
 
-    Below the smallest measured size its time is used; above the largest one, the last slope continues.
+    Below the smallest measured size, the time of that size is used; above the largest one, the last slope continues.
     """
     slope = seconds[-1] / sizes[-1] if len(sizes) == 1 else (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
     return np.asarray(np.interp(size, sizes, seconds) + max(slope, 0.0) * np.maximum(size - sizes[-1], 0))
@@ -77,10 +75,10 @@ def reduction_costs(path: str, ranks: int) -> dict[str, LinkCost]:
 
     Args:
         path: A system of `unsilent placement`: a sweep (.json), a TOML file or a preset.
-        ranks: Number of ranks that reduce; the system has as many devices.
+        ranks: Number of ranks that reduce; the system must have as many devices.
 
     Raises:
-        UsageError: it cannot be read, or has another number of devices.
+        UsageError: The system cannot be read, or has another number of devices.
     """
     model: CostModel
     measured: list[int] = []
@@ -102,12 +100,12 @@ def reduction_costs(path: str, ranks: int) -> dict[str, LinkCost]:
         return {step.text(system): step.seconds for step in ranking.placements[0].programs[0]}
 
     if not measured:
-        small, large = seconds(MIB), seconds(2 * MIB)  # a latency and so much for each byte
+        small, large = seconds(MIB), seconds(2 * MIB)  # a latency and a cost for each byte
         return {
             name: LinkCost(2 * small[name] - large[name], (large[name] - small[name]) / MIB, 0.0, np.inf)
             for name in small
         }
-    # parts of a payload, which are sent inside groups, bend where the payload is a multiple of a measured size
+    # parts of a payload, which are sent inside groups, have a kink at multiples of a measured size
     sizes = sorted({size * part for size in measured for part in range(1, ranks + 1) if ranks % part == 0})
     of_size = [seconds(size) for size in sizes]
     result = dict[str, LinkCost]()

@@ -47,7 +47,7 @@ def job_of_recording(recording: Recording) -> Job:
 
     def on_one_clock(rank: int, times: NDArray[np.float64]) -> NDArray[np.float64]:
         rows = slice(bounds[rank], bounds[rank + 1])
-        moved = clocks.start[rows] - before.start[rows]  # before the first and after the last one as at these
+        moved = clocks.start[rows] - before.start[rows]  # constant before the first and after the last one
         return np.asarray(times + np.interp(times, before.start[rows], moved))
 
     times = {rank: on_one_clock(rank, of) for rank, of in recording.step_times.items()}
@@ -57,7 +57,7 @@ def job_of_recording(recording: Recording) -> Job:
     }
     parts = {rank: of._replace(times=on_one_clock(rank, of.times)) for rank, of in recording.parts.items()}
     end = before.end
-    for rank in np.unique(before.rank):  # with their begins: what began as another one ended still does
+    for rank in np.unique(before.rank):  # with their begins: operations that began when another one ended still do
         rank_rows = slice(bounds[rank], bounds[rank + 1])
         end[rank_rows] = on_one_clock(rank, end[rank_rows])
     operations = replace(before, start=clocks.start, duration=np.maximum(end - clocks.start, 0))

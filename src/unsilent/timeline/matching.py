@@ -16,13 +16,13 @@ class RankCollective(NamedTuple):
 
     Attributes:
         operation: Index of the operation.
-        rank: Took part.
+        rank: Rank that took part.
         group: Group of ranks.
-        step: Step in which it was launched; -1: in none.
+        step: Step in which the collective was launched; -1: outside of steps.
         name: Name of the operation.
         size: Bytes on this rank; -1: unknown.
-        sequence: Number within the group as the trace says; None: it does not.
-        communication: Number of the communication as the trace says; None: it does not.
+        sequence: Number within the group; ``None`` if the trace has none.
+        communication: Number of the communication; ``None`` if the trace has none.
     """
 
     operation: int
@@ -72,9 +72,7 @@ def match_collectives(taken: Sequence[RankCollective], members: Mapping[str, Seq
 def _by_number(lists: Mapping[int, list[RankCollective]]) -> list[list[RankCollective]]:
     """Collectives of all ranks matched by the numbers in the trace, or nothing if the numbers are unreliable.
 
-    Numbers were seen twice, missing, and counted over all groups of a process.
-
-    They were seen twice, missing, and counted over all groups of a process.
+    In some traces numbers occur twice, are missing, or are counted over all groups of a process.
     """
     for attribute in ("communication", "sequence"):
         rows = {

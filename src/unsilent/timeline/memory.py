@@ -17,9 +17,9 @@ class MemoryPeak:
 
     Attributes:
         rank: Rank with this peak.
-        bytes: Bytes as the trace counts them.
+        bytes: Number of allocated bytes, as counted in the trace.
         step: Number of the step, as in `Job.steps`.
-        phase: One of `PHASES`: of the last operation of the host that had begun.
+        phase: One of `PHASES`, that of the last operation of the host that had begun.
     """
 
     rank: int

@@ -24,7 +24,7 @@ from unsilent.timeline.step_split import Floats
 
 FORMS = ("recompute=GLOB", "accumulate=2")
 MOST_PARTS_OF_A_BATCH = 2**20
-"""More is taken for a slip of the finger."""
+"""Larger numbers are rejected as typing errors."""
 
 
 def memory_change(text: str, replay: Replay, gaps: Floats) -> Change:
@@ -84,19 +84,19 @@ def _chosen(glob: str, job: Job, rank: int) -> Floats:
 def _peak_without(job: Job, rank: int, parts: Floats) -> float:
     """The predicted memory peak of a rank if activations of the given parts are recomputed.
 
-    They are absent from the end of a part to the begin of its backward pass.
+    The activations are absent from the end of a part to the begin of its backward pass.
     """
     events, allocated = job.memory[rank], blocks(job.memory[rank])
     times, dropped = events[:, 0], np.zeros(len(parts))
     for number, (begin, end, back, back_end) in enumerate(parts):
         part_blocks = allocated[np.searchsorted(allocated[:, 0], begin) : np.searchsorted(allocated[:, 0], end)]
-        held = part_blocks[part_blocks[:, 1] >= end][:-1]  # the last one is what the part returns
+        held = part_blocks[part_blocks[:, 1] >= end][:-1]  # the last one is the output of the part
         dropped[number] = held[(held[:, 1] >= back) & (held[:, 1] <= back_end + ROUNDING), 2].sum()
     less = np.zeros(len(events) + 1)
     np.add.at(less, np.searchsorted(times, parts[:, 1]), dropped)
     np.add.at(less, np.searchsorted(times, parts[:, 2]), -dropped)
     peak = float((events[:, 1] - np.cumsum(less)[:-1])[steps_of_events(job, rank) >= 0].max(initial=0))
-    for begin, end, back, _ in parts:  # computed again, a part needs what it needed in its forward pass
+    for begin, end, back, _ in parts:  # a recomputed part needs as much as in its forward pass
         first, last = np.searchsorted(times, (begin, end))
         if first == last:
             continue
@@ -117,7 +117,7 @@ def _compute_again(replay: Replay, rank: int, parts: Floats, durations: Floats) 
     host = of_rank[~is_device[of_rank]]
     launches = np.isin(edges.target, of_rank[is_device[of_rank]]) & (edges.kind == LAUNCH)
     start, end, lane = operations.start[host], operations.end[host], operations.lane
-    entered = start - replay.gaps[host].clip(0)  # what a thread does between operations is part of them
+    entered = start - replay.gaps[host].clip(0)  # the work of a thread between operations belongs to them
     launched = operations.start[edges.source[launches]], edges.target[launches]
     for begin, until, back, _ in parts:
         within = (np.minimum(end, until) - np.maximum(entered, begin)).clip(0)
@@ -200,7 +200,7 @@ def _backward_pass(job: Job, rank: int, step: int) -> tuple[float, float] | None
 def _held(blocks_: Floats, times: NDArray[np.float64]) -> Floats:
     """Total bytes of the blocks that are allocated at each time.
 
-    An allocation or a freeing at exactly that time counts.
+    An allocation or a freeing at exactly that time is included.
     """
     allocated = np.append(0.0, np.cumsum(blocks_[:, 2]))
     by_end = blocks_[np.argsort(blocks_[:, 1], kind="stable")]

@@ -1,7 +1,7 @@
 """Writes a job as a zip file for Perfetto, with several runs of all ranks on one time axis.
 
-The archive holds a Chrome trace for each rank of each run, and ``perfetto_manifest.json`` (version 1), by which Perfetto shows
-them on one time axis: https://perfetto.dev/docs/reference/perfetto-manifest
+The archive holds a Chrome trace for each rank of each run, and ``perfetto_manifest.json`` (version 1), which makes Perfetto
+show them on one time axis: https://perfetto.dev/docs/reference/perfetto-manifest
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def write_perfetto(path: Path, job: Job, runs: Mapping[str, Run], critical: Coll
     """Write a zip file of one or several runs of a job for Perfetto.
 
     Args:
-        path: Path of the zip; a file that is there must be a zip.
-        runs: Name of a run, like ``recorded`` -> its times.
+        path: Path of the zip file. If the file exists, it must be a zip file.
+        runs: Times by the name of a run, for example ``recorded``.
         critical: Operations on a critical path, which are marked.
 
     Raises:
-        UsageError: the file cannot be written, or is something else.
+        UsageError: The file cannot be written, or exists and is not a zip file.
     """
     if path.exists() and not zipfile.is_zipfile(path):
         raise UsageError(f"{path} is there and no zip; give another name")
@@ -67,7 +67,7 @@ def write_runs(path: Path, job: Job, critical: Collection[Link]) -> None:
 def manifest(files: Collection[tuple[str, int, str]]) -> dict[str, Any]:
     """The manifest that groups the files of an archive by run and rank on one clock.
 
-    ``files`` holds run, rank and file name.
+    ``files`` holds the run, rank and name of each file.
     """
     entries = [
         {"path": name, "clocks": {"offset_ns": 0}, "machine": {"name": f"{run}, rank {rank}"}}

@@ -1,8 +1,8 @@
 """Dependencies between the operations of a step with data and pipeline parallelism.
 
-On each worker: computations follow each other, and so do messages of a kind; a computation waits for what it receives, and sends
-what it made; a receive is posted once the worker's thread comes to it; after the last computation gradients are reduced, clipped
-and applied. Between workers: a send and its receive wait for each other, and so do all ranks of a collective.
+On each worker, computations follow each other, and so do messages of the same kind. A computation waits for its input, and its
+output is then sent. A receive is posted once the worker's thread reaches it. After the last computation, gradients are reduced,
+clipped and applied. Between workers, a send and its receive wait for each other, and so do all ranks of a collective.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ WITHIN, ACROSS = "one data-parallel rank", "one stage"
 class OperationType(NamedTuple):
     """A type of operation: name, kind and phase as in `Operations`, and lane as in `LANES`.
 
-    ``waits``: which operations of one step with this name and number wait for each other; of messages, see `_pair_messages`.
+    ``waits`` selects the operations of one step with this name and number that wait for each other; for messages, see
+    `_pair_messages`.
     """
 
     name: str
@@ -62,7 +63,7 @@ TYPES = (
     OperationType("optimizer-clip-main-grad", COLLECTIVE, OPTIMIZER, 0, STEP),
     OperationType("optimizer", COMPUTE, OPTIMIZER),
 )  # fmt: skip
-"""Reductions over ranks of tensor parallelism (layernorm) have one recorded rank, so that they wait for nobody."""
+"""Reductions over ranks of tensor parallelism (layernorm) have one recorded rank, so they wait for no other rank."""
 (FORWARD_COMPUTE, BACKWARD_COMPUTE, FORWARD_SEND, FORWARD_RECEIVE, BACKWARD_SEND, BACKWARD_RECEIVE, GATHER, SCATTER,
  GC, LAYERNORM, EMBEDDING, SEPARATE, CLIP, OPTIMIZE) = range(len(TYPES))  # fmt: skip
 CLOCK_ERROR = 5e-5
@@ -76,9 +77,9 @@ class Pattern(NamedTuple):
 
     Attributes:
         stage, type: Stage and type of each operation, int64.
-        number: Among those of its worker and type, as recorded.
+        number: Recorded number of each operation among those with its worker and type.
         chunk, model_chunk: Part of the model on the worker, and in the model; -1: none.
-        start, end: Usual seconds since the step's begin, float64.
+        start, end: Typical seconds since the step's begin, float64.
     """
 
     stage: NDArray[np.int64]
@@ -94,7 +95,7 @@ def dependencies(pattern: Pattern) -> tuple[list[Edge], list[list[int]]]:
     """Dependencies (source, target, kind) within a pattern, and pairs of a send and its receive.
 
     Raises:
-        UsageError: messages do not match what is computed.
+        UsageError: Messages do not match the computations.
     """
     edges: list[Edge] = []
     messages: dict[tuple[int, int], list[int]] = {}
@@ -190,8 +191,8 @@ class _Worker:
     def matched_messages(self, kind: int, outer: int) -> list[tuple[int, int]]:
         """Pairs of a message of the given type and the computation that receives or produces it.
 
-        Some recorders list messages that never were sent: before the first or after the last computation, and those of the part
-        ``outer`` of the model, which has nobody to receive from or to send to.
+        Some recorders list messages that were never sent: messages before the first or after the last computation, and messages
+        of the part ``outer`` of the model, which has no neighbour to receive from or to send to.
         """
         start, end = self.pattern.start, self.pattern.end
         is_receive = kind in (FORWARD_RECEIVE, BACKWARD_RECEIVE)
@@ -220,7 +221,8 @@ class _Worker:
 
         A send waits for its computation, and a computation for its receive, which waits until it is posted.
 
-        Posted: once the last computation before the one that it feeds had ended which usually had when it started.
+        A receive is posted after the last of the computations before the receiving one that had typically ended when the
+        receive started.
         """
         if kind in (FORWARD_SEND, BACKWARD_SEND):
             yield from ((computation, message, PIPELINE) for message, computation in matched)

@@ -32,8 +32,8 @@ from unsilent.timeline.rank_trace import (
 def named_parts(trace: RankTrace, names: Sequence[str]) -> Parts:
     """Named parts of the forward pass whose backward passes followed later, with times in microseconds.
 
-    An operation of a forward pass has the number of the node that it makes for the backward pass; operations within it that make
-    none, and those before it in its thread, may have the same number, so that the last one with a number counts.
+    An operation of a forward pass has the number of the node that it creates for the backward pass. Operations inside it that
+    create no node, and operations before it in its thread, may have the same number, so the last one with a number counts.
     """
     evaluates = np.array([name.startswith(EVALUATES) for name in names], bool)[trace.event_name]
     has_node = (trace.category == CPU_OP) & (trace.node >= 0)
@@ -47,7 +47,7 @@ def named_parts(trace: RankTrace, names: Sequence[str]) -> Parts:
     forward, place = (events[trace.start[forward] < begin[place]] for events in (forward, place))
     order = np.argsort(trace.start[forward], kind="stable")
     maker = np.full(len(nodes), -1, np.int64)
-    maker[place[order]] = forward[order]  # of equal numbers, the last one stays
+    maker[place[order]] = forward[order]  # the last one of equal numbers stays
     begin, end, maker = begin[maker >= 0], end[maker >= 0], maker[maker >= 0]
     order = np.argsort(trace.start[maker], kind="stable")
     begin, end, maker = begin[order], end[order], maker[order]
@@ -68,7 +68,7 @@ _STEP = re.compile(r"ProfilerStep#(\d{1,9})$")
 _LAUNCH, _GLOO = re.compile(r"c10d::_?(\w+?)(?:_base)?_*$"), re.compile(r"gloo:(\w+)")
 _SYNCHRONISES = re.compile(r"(cuda|hip)(Device|Stream|Event)Synchronize")
 _SHARDED = re.compile("fsdp::")
-"""Copies of FSDP2 between parameters or gradients and what collectives send."""
+"""Copies of FSDP2 between parameters or gradients and the buffers of collectives."""
 _NCCL = re.compile(r"(nccl|rccl)(Dev)?Kernel", re.IGNORECASE)
 _SCATTERS = re.compile(r"(gloo:|c10d::)_?reduce_?scatter")
 _ANNOTATED = re.compile(r"nccl:")
@@ -83,15 +83,15 @@ class RankOperations:
     """The operations of one rank.
 
     Attributes:
-        columns: Arrays of `unsilent.timeline.job.Operations` by name, but ``collective``.
+        columns: Arrays of `unsilent.timeline.job.Operations` by name, except ``collective``.
         lanes: Threads and streams.
         launches: Launches: pairs of indices of the launching and the launched operation, int32[k, 2].
-        taken: Collectives that it took part in, without messages between two ranks.
-        groups: Ranks of each group that it names; None: unknown.
-        gradients: When they were ready.
+        taken: Collectives that the rank took part in, without messages between two ranks.
+        groups: Ranks of each group that the trace names; ``None`` if unknown.
+        gradients: Times at which gradients became ready.
         step_times: Begin and end of each step, seconds since the recording's begin, float64[steps, 2].
         memory: Rows as in `unsilent.timeline.job.Job`; seconds count from the recording's begin.
-        parts: Named parts of forward passes, where there are rows of memory.
+        parts: Named parts of forward passes, if there are rows of memory.
         notes: Notes for the reader.
     """
 
@@ -121,8 +121,8 @@ def rank_operations(trace: RankTrace, names: Numbering[Any], steps: Sequence[int
 
     Args:
         trace: Trace of the rank.
-        names: Names of events, to which some are added.
-        steps: Numbers of steps that count.
+        names: Names of events; further ones are added.
+        steps: Numbers of the steps to include.
         origin: Microseconds on the trace's clock at which the recording begins.
     """
     return _Rank(trace, names, steps, origin).result()
@@ -142,7 +142,7 @@ class _Rank:
         uses_device = (trace.category == RUNTIME) & self._is_named(_LAUNCHES_KERNEL) | self._is_named(_ANNOTATED)
         self._works = HOST if len(self._device) or uses_device.any() else COMPUTE
         self._gloo = np.flatnonzero((trace.category == ANNOTATION) & self._is_named(_GLOO))
-        self._annotation: dict[int, int] = {}  # of kernels whose arguments name no collective
+        self._annotation: dict[int, int] = {}  # for kernels whose arguments name no collective
         self._parts: list[dict[str, NDArray[Any]]] = []
         self._lanes: list[Lane] = []
         self._notes: list[str] = []
@@ -163,7 +163,7 @@ class _Rank:
         position[event[event >= 0]] = np.flatnonzero(event >= 0)
         launches = position[pairs]
         launches = launches[(launches >= 0).all(axis=1)]
-        for key in ("step", "phase"):  # what was launched belongs to the step that launched it
+        for key in ("step", "phase"):  # a launched operation belongs to the step that launched it
             columns[key][launches[:, 1]] = columns[key][launches[:, 0]]
         order = np.lexsort((columns["duration"], columns["start"]))
         place = np.empty(len(order), np.int32)
@@ -208,7 +208,7 @@ class _Rank:
     def _annotate(self, pairs: NDArray[np.int64]) -> None:
         """Find the annotation around the launch of each NCCL kernel whose arguments name no collective.
 
-        Traces of older versions of torch have such kernels, of which an all-to-all is named after messages.
+        Traces of older versions of torch have such kernels. An all-to-all among them is named after messages.
         """
         trace = self._trace
         is_named = np.array(
@@ -231,7 +231,7 @@ class _Rank:
         """
         trace, names = self._trace, self._names.shown
         launched: dict[str, list[list[int]]] = defaultdict(lambda: [[], []])
-        # gloo scatters what it has reduced as a whole, under the name of an all-reduce
+        # gloo reduces everything and then scatters it, under the name of an all-reduce
         aliases = {} if self._is_named(_SCATTERS)[self._gloo].any() else {"reducescatter": "allreduce"}
         calls = np.flatnonzero((trace.category == CPU_OP) & self._is_named(_LAUNCH))
         for events, pattern, side in ((calls, _LAUNCH, 0), (self._gloo, _GLOO, 1)):
@@ -310,7 +310,7 @@ class _Rank:
 
         That is the event's end, or the end of the launched collective if the thread began nothing before.
 
-        So a collective is waited for that is not asynchronous, as those of FSDP2 over gloo.
+        This finds waits for synchronous collectives, for example those of FSDP2 over gloo.
         """
         trace, until = self._trace, self._trace.end.copy()
         launch, launched = pairs[np.isin(pairs[:, 1], self._gloo)].T

@@ -27,7 +27,7 @@ _LONGEST_NAME = 200
 _MOST_TIME = 1e17
 """Microseconds: 3,000 years."""
 MODULE = "nn.Module: "
-"""How the names of Python's functions begin that are of use: the calls of modules (``with_stack=True``)."""
+"""Prefix of the names of those Python functions that are used: calls of modules (``with_stack=True``)."""
 GRADIENT = "torch::autograd::AccumulateGrad"
 _HAS_DETAILS = re.compile(rf"gloo:|nccl:|{GRADIENT}$")
 _RANK = re.compile(r"rank\D?(\d{1,7})(?!\d)", re.IGNORECASE)
@@ -72,20 +72,20 @@ class RankTrace:
 
     Attributes:
         name: Name of the file.
-        rank, world_size: Rank, and ranks of the job; a world size of 0 is unknown.
+        rank, world_size: Rank, and number of ranks of the job; a world size of 0 is unknown.
         distributed: Facts on the job in the trace.
-        base: Unix nanoseconds that times count from.
+        base: Unix time in nanoseconds from which times are counted.
         anchors: Rows of Unix seconds, offset and bound of the rank's clock, float64[k, 3].
         start, duration: Microseconds, float64.
-        event_name: Numbers of names, int32.
+        event_name: Index of each event's name, int32.
         category: One of `CPU_OP` …, int8.
         thread: Index in ``threads``, int32.
-        correlation: Number that a launch shares with what it launched; -1: none, int64.
+        correlation: Number that a launch shares with the launched operation; -1: none, int64.
         node: Number that an operation of a forward pass shares with its backward pass; -1: none, int64.
         details: Arguments of collectives and gradients, by event.
         threads: Names of threads and streams.
-        memory: Rows of microseconds, allocated bytes, bytes that were added (or freed, if negative) and their address, of the
-            device where there is one, float64[k, 4]; 0 for what an event does not say.
+        memory: Rows of microseconds, allocated bytes, bytes that were added (or freed, if negative) and their address,
+            float64[k, 4]; for the device if there is one. Values missing in an event are 0.
         notes: Notes for the reader.
     """
 
@@ -119,10 +119,10 @@ def read_rank_trace(path: Path, names: Numbering[Any], is_only: bool) -> RankTra
     Args:
         path: Path of the file.
         names: Names of events, numbered over all ranks.
-        is_only: Whether it may have no rank, as no other trace is read.
+        is_only: Whether this is the only trace, which may lack a rank.
 
     Raises:
-        UsageError: it is no trace.
+        UsageError: The file is not a trace.
     """
     trace = TraceFile(path)
     threads: Numbering[Any] = Numbering(lambda key: escape_unprintable(str(key[1])[:40]))
@@ -195,7 +195,7 @@ def _columns(events: Sequence[Event], names: Numbering[Any], threads: Numbering[
 
 
 def _of_device(memory: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Memory events of the device, or of the host if there are none, without the column that tells which.
+    """Memory events of the device, or of the host if there are none, without the column that tells them apart.
 
     The last column is 1 for events of a device.
     """

@@ -31,7 +31,7 @@ class RecordedRun:
         """Run the program to its end and return an exit status for `sys.exit`.
 
         Raises:
-            UsageError: there is no such program, or the folder holds a recording.
+            UsageError: The program does not exist, or the folder already holds a recording.
         """
         check_folder(self._folder, os.environ)
         at_exit, waiting = InterruptAtExit(), AfterTorchImport(self._start)

@@ -1,10 +1,10 @@
 """Replays a job: when each operation starts and ends, given its duration and the gap before it.
 
-An operation starts a gap after the latest end of those that it depends on, or after the begin of its step where it depends on
-none: its rank's begin, or that of all ranks where no step depends on another one. A member of a collective ends its own transfer
-time after the latest start of the members. Operations that wait for nothing but the one before them are one chain, whose times
-follow from that of its first one. The order of chains is found once (`schedule`); a replay then goes through it level by level,
-with all chains of a level, and all variants that are asked for, in one go.
+An operation starts a gap after the latest end of the operations that it depends on. If it depends on none, it starts a gap
+after the begin of its step: the begin on its own rank, or that on all ranks if no step depends on another one. A member of a
+collective ends its own transfer time after the latest start of the members. Operations that wait only for the one before them
+form a chain, whose times follow from that of its first operation. The order of chains is computed once (`schedule`). A replay
+then processes it level by level, with all chains of a level and all requested variants at once.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ class Replay:
 
     Attributes:
         job: The job that is replayed.
-        durations: Recorded durations, seconds, float64[n]; of a member of a collective its transfer time, from the last start of
-            members to its own end.
-        gaps: Recorded gaps, seconds, float64[n]: from when an operation could have started to when it did.
+        durations: Recorded durations in seconds, float64[n]; for a member of a collective its transfer time, from the last
+            start of the members to its own end.
+        gaps: Recorded gaps in seconds, float64[n]: the time between an operation's earliest possible start and its actual
+            start.
         is_chained: Whether steps depend on each other.
 
     Raises:
-        UsageError: there are no operations, or some wait for each other.
+        UsageError: There are no operations, or some wait for each other.
     """
 
     def __init__(self, job: Job) -> None:
@@ -61,8 +62,9 @@ class Replay:
         """Start and end of each operation in a replay, in seconds since the job's begin.
 
         Args:
-            durations: Seconds, float64[n], or float64[n, k] for k replays at once; of a member of a collective its transfer time.
-            gaps: Seconds, float64[n], the same in all replays.
+            durations: Seconds, float64[n], or float64[n, k] for k replays at once; for a member of a collective its transfer
+                time.
+            gaps: Seconds, float64[n], equal in all replays.
 
         Returns:
             Two arrays of the shape of ``durations``.
@@ -109,10 +111,8 @@ class Replay:
 
         With k replays, float64[steps, k].
 
-        k is the number of replays.
-
-        A rank that is ahead of the others makes no step longer. The first step counts from the recorded begin of the last rank,
-        as does each step that depends on no earlier one; a step after some that were not recorded, from its own begin.
+        A rank that is ahead of the others makes no step longer. The first step, and each step that depends on no earlier one,
+        counts from the recorded begin of the last rank. A step after steps that were not recorded counts from its own begin.
         """
         last = np.maximum.reduceat(end.take(self._by_step, 0), self._steps, 0)
         begin = np.maximum.reduceat(self._release[self._by_step], self._steps)
@@ -126,7 +126,7 @@ class Replay:
 def latest_end(job: Job, used: NDArray[np.bool_]) -> Floats:
     """The latest recorded end of the operations that each operation depends on, or -inf if there are none.
 
-    ``used``: which of the edges count, bool[m].
+    ``used`` selects the edges that count, bool[m].
     """
     result = np.full(len(job.operations), -np.inf)
     np.maximum.at(result, job.edges.target[used], job.operations.end[job.edges.source[used]])
@@ -136,7 +136,8 @@ def latest_end(job: Job, used: NDArray[np.bool_]) -> Floats:
 def unexplained_gaps(job: Job, left_out: tuple[int, ...] = ()) -> Floats:
     """Seconds that each operation could have started earlier by its dependencies, float64[n].
 
-    They count from the begin of its step. ``left_out``: kinds of edges that are ignored, which makes no gap smaller.
+    An operation can start at the begin of its step at the earliest. ``left_out`` are kinds of edges that are ignored, which
+    makes no gap smaller.
     """
     latest = latest_end(job, ~np.isin(job.edges.kind, left_out))
     return np.asarray(np.maximum(job.operations.start - np.maximum(latest, _step_begins(job)), 0.0))
@@ -147,15 +148,15 @@ def leave_one_step_out(replay: Replay) -> Floats:
 
     The error is predicted / recorded - 1, and NaN with one step.
 
-    Each operation takes the mean of the durations and of the gaps that the same one has in the other steps: the same is what is
-    in the same place among those of its name in its lane and step. What occurs in one step alone keeps its own.
+    Each operation takes the mean duration and the mean gap of its counterparts in the other steps. A counterpart has the same
+    place among the operations with its name in its lane and step. An operation that occurs in only one step keeps its own values.
     """
     operations = replay.job.operations
     recorded = replay.step_seconds(operations.start, operations.end)
     if len(recorded) < 2:
         return np.full(len(recorded), np.nan)
     same = same_place(operations, operations.lane)
-    # where steps depend on each other, what waits for nothing begins the recording, and its gap is not like those of other steps
+    # if steps depend on each other, only the first operations wait for nothing, and their gaps are unlike others
     is_first = replay.is_chained & (np.bincount(replay.job.edges.target, minlength=len(same)) == 0)
     gapped = np.where(is_first, len(same) + np.arange(len(same)), same)
     predicted = replay.step_seconds(*replay.run(_of_others(replay.durations, same), _of_others(replay.gaps, gapped)))
@@ -174,7 +175,7 @@ def _of_others(values: Floats, same: Indices) -> Floats:
 def same_place(operations: Operations, of: NDArray[np.int32]) -> Indices:
     """Numbers that are equal for operations at the same place of different steps, int64[n].
 
-    Operations of different lanes get equal numbers if ``of`` is equal.
+    Operations of different lanes can get equal numbers if their values of ``of`` are equal.
     """
     order = np.lexsort((operations.start, operations.step, operations.name, operations.lane))
     keys = np.stack([operations.lane, operations.name, operations.step])[:, order]

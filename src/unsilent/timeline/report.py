@@ -25,9 +25,9 @@ METHOD = (
 )
 TERMINAL_ROWS = 10
 MOST_NAME = 60
-"""Characters of the name of an operation that are shown."""
+"""Most characters shown of an operation's name."""
 OVERLAP = 1.1
-"""The first step is said to count for too much where steps take so many times as long as the time from begin to begin."""
+"""Steps are reported to overlap if they take more than this times as long as the time between the begins of two steps."""
 
 
 def slowdown_report(result: Slowdown, source: str = "") -> Report:

@@ -1,7 +1,7 @@
 """The order in which a replay computes operations, as chains of operations and levels of chains.
 
-A chain is an operation and those that wait for nothing but the one before them. A level is all chains that can start once those
-of earlier levels have ended.
+A chain is an operation and the following ones that wait only for the one before them. A level consists of all chains that can
+start once those of earlier levels have ended.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Level(NamedTuple):
     Indices count chains in the order of the replay.
 
     Attributes:
-        first, last: Numbers of the first chain that starts, and of the first one after these.
-        sources: Chains that they depend on, together; empty in the first level.
-        source_begins: Where in ``sources`` those of each chain begin.
-        behind: Where in ``sources`` it is not the first operation of the chain that counts, but one that follows in it.
-        behind_first: Where in the schedule's ``sources_behind`` these operations begin.
-        members: Members of the collectives of which the last member starts in this level.
-        member_begins: Where in ``members`` those of each collective begin.
-        which: Number of the collective of each member, in this level.
+        first, last: Number of the first chain that starts, and of the first chain of the next level.
+        sources: Chains that the chains of this level depend on, concatenated; empty in the first level.
+        source_begins: Index in ``sources`` at which the sources of each chain begin.
+        behind: Indices in ``sources`` of dependencies on a later operation of a chain instead of its first one.
+        behind_first: Index in the schedule's ``sources_behind`` at which these operations begin.
+        members: Members of the collectives whose last member starts in this level.
+        member_begins: Index in ``members`` at which the members of each collective begin.
+        which: Number of each member's collective, counted within this level.
     """
 
     first: int
@@ -51,8 +51,8 @@ class Schedule(NamedTuple):
     Attributes:
         heads: The first operation of each chain, in the order of the replay.
         followers: The other operations, one chain after the other.
-        counts: How many followers each chain has.
-        sources_behind: Where in ``followers`` those operations are that a chain depends on, one level after the other.
+        counts: Number of followers of each chain.
+        sources_behind: Indices in ``followers`` of the operations that a chain depends on, one level after the other.
         levels: Levels of chains.
     """
 
@@ -117,13 +117,13 @@ def _with_positions(
 def _chains(job: Job, collective: Indices) -> tuple[Indices, Indices]:
     """The first operation of each operation's chain, and the operation's position in the chain.
 
-    A member of a collective is a chain of its own. Raises ``UsageError`` where operations of a chain wait for each other.
+    A member of a collective is a chain of its own. Raises ``UsageError`` if operations of a chain wait for each other.
     """
     n, edges = len(collective), job.edges
     waits_for = np.bincount(edges.target, minlength=n)
     may_follow = (waits_for[edges.target] == 1) & (collective[edges.target] < 0) & (collective[edges.source] < 0)
     source, target = edges.source[may_follow], edges.target[may_follow]
-    source, first = np.unique(source, return_index=True)  # an operation has one that goes on with its chain
+    source, first = np.unique(source, return_index=True)  # an operation has at most one that continues its chain
     head = np.arange(n)
     head[target[first]] = source
     depth = (head != np.arange(n)).astype(np.int64)
@@ -181,9 +181,9 @@ def _levels(
 def _collectives(operations: Operations) -> tuple[Indices, Indices, Indices]:
     """Members ordered by collective, the start of each collective's members, and each operation's collective.
 
-    -1 is an operation of no collective.
+    The collective is -1 for operations outside of collectives.
 
-    Only collectives of several recorded ranks count: a member alone waits for nobody.
+    Only collectives of several recorded ranks count, as a single member waits for nothing.
     """
     numbers, of, sizes = np.unique(operations.collective, return_inverse=True, return_counts=True)
     members = np.flatnonzero((operations.collective >= 0) & (sizes[of] > 1))
@@ -200,7 +200,7 @@ def _begins(keys: NDArray[np.signedinteger], count: int) -> Indices:
 
 def _ranges(begins: Indices, of: Indices) -> Indices:
     """All indices from ``begins[i]`` to below ``begins[i + 1]``, for each i in ``of``."""
-    if len(of) < 2:  # most levels of a job of few ranks have one operation
+    if len(of) < 2:  # most levels of a job with few ranks have one operation
         return np.arange(begins[of[0]], begins[of[0] + 1]) if len(of) else np.zeros(0, np.int64)
     sizes = begins[of + 1] - begins[of]
     return np.repeat(begins[of] - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())

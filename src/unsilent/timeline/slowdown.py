@@ -1,9 +1,9 @@
 """Measures how much slow operations lengthen a job's steps, by rank, stage and class of operations.
 
-As Lin et al. define it (Understanding Stragglers in Large Model Training Using What-if Analysis, OSDI 2025): in the
-straggler-free replay each computation takes the mean of its kind, each communication the median; the slowdown is the step time
-with recorded durations over that one, both without the gaps that no dependency explains. The slowdown by a group of operations is
-that of the straggler-free replay in which these alone take what they took.
+The definition is that of Lin et al. (Understanding Stragglers in Large Model Training Using What-if Analysis, OSDI 2025). In
+the straggler-free replay each computation takes the mean of its kind, and each communication the median. The slowdown is the
+step time with recorded durations divided by the straggler-free one, both without the gaps that no dependency explains. The
+slowdown by a group of operations is that of the straggler-free replay in which only this group has its recorded durations.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from unsilent.timeline.replay import Floats, Indices, Replay, leave_one_step_out
 
 CONFIDENCE = 0.95
 CLOCK_FAULT = -0.01
-"""Seconds: a transfer time or gap below it is a fault of the clocks, and counts as 0."""
+"""Seconds: a transfer time or gap below this is a clock error, and counts as 0."""
 SLOW_SHARE = 3
-"""Percent of the workers, and at least one, that count as few slow workers."""
+"""Percentage of the workers (at least one) that count as the few slowest."""
 MOST_CLASSES = 24
-"""Most names; with more of them, operations are put together by phase and kind."""
+"""Most names; if there are more, operations are grouped by phase and kind."""
 MOST_VALUES = 2**23
-"""Most values of one array of replays that are made at once."""
+"""Most values in one array of replays that are computed at once."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class GroupSlowdown:
 
     Attributes:
         name: Name of the group.
-        slowdown: Step time over the straggler-free one where only this group takes what it took.
-        operations: Number of them.
+        slowdown: Step time divided by the straggler-free one if only this group has its recorded durations.
+        operations: Number of operations in the group.
         unexplained_share: Gaps before them that no dependency explains, as a share of the time of all ranks.
     """
 
@@ -71,9 +71,9 @@ class Removal:
     """The slowdown that remains if some ranks are made free of stragglers.
 
     Attributes:
-        ranks: The ranks.
-        seconds: Mean step time then.
-        share: Share of the difference to the straggler-free step time that is gone then; None: there is no difference.
+        ranks: Ranks that are made free of stragglers.
+        seconds: Mean step time without their stragglers.
+        share: Share of the difference to the straggler-free step time that is removed; ``None`` if there is no difference.
     """
 
     ranks: tuple[int, ...]
@@ -87,17 +87,17 @@ class Slowdown(Shown):
 
     Attributes:
         job: The recorded job.
-        recorded: Seconds of each step, float64[steps], as the next three.
+        recorded: Recorded seconds of each step, float64[steps]; the next three arrays have the same shape.
         without_gaps: Step times of the replay with the recorded durations.
         straggler_free: Step times of the straggler-free replay.
-        prediction_errors: Predicted from the other steps over recorded, minus 1; NaN with one step.
+        prediction_errors: Step time predicted from the other steps divided by the recorded one, minus 1; NaN with one step.
         slowdown: Mean of ``without_gaps`` over mean of ``straggler_free``, with an interval over steps.
         slowdown_with_gaps: Slowdown between two replays with the recorded gaps.
-        classes, stages, data_ranks: Slowdown by operations of a name or kind, of a stage, of a data-parallel rank; the largest
-            first. Without stages a data-parallel rank is a rank.
+        classes, stages, data_ranks: Slowdown by operations with a name or kind, by stage, and by data-parallel rank, the
+            largest first. Without stages, each rank is a data-parallel rank.
         workers: Ranks, the largest slowdown first.
         slow_workers: Removal of the slowest few workers (M_W).
-        last_stage: Removal of the last stage (M_S); None without stages.
+        last_stage: Removal of the last stage (M_S); ``None`` without stages.
         unexplained_without: Gaps that no dependency explains if a kind of dependencies is ignored, as a share of the time of all
             ranks.
     """
@@ -218,8 +218,8 @@ def straggler_free_durations(job: Job, own: Floats) -> Floats:
 
     A computation takes the mean of its kind, and communication the median.
 
-    With stages, which are meant to take the same time, a kind is a name; else it is a name in the same lane of each rank, and its
-    place in the step.
+    With stages, which are meant to take the same time, operations with the same name are of one kind. Otherwise they must also
+    have the same lane in their rank and the same place in the step.
     """
     operations = job.operations
     seen: Counter[int] = Counter()

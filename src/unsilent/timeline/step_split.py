@@ -1,7 +1,8 @@
 """Divides the time of each rank's steps into computing, transferring, waiting for a late rank, and gaps.
 
-At each moment of a step the first of these that applies counts: something computes on the rank; a collective is transferred, as
-all its ranks have entered it; the rank waits in a collective for one that has not; the host keeps it busy or idle.
+At each moment of a step the first case that applies counts: the rank computes; a collective is transferred, as all its ranks
+have entered it; the rank waits in a collective for a rank that has not entered it; neither (a gap), so the rank is idle or busy
+only on the host.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ class StepSplit:
 
     Attributes:
         ranks: Ranks of the rows.
-        begin, end: Begin of the first operation of each step, and of that of the next step (or its last operation's end).
-        compute: Something computed.
-        transfer: Time in which nothing computed, and a collective was transferred that all its ranks had entered; or, as transfer
-            and waiting cannot be separated there, the rank was in a collective whose other ranks were not found.
-        waiting: Neither, and the rank was in a collective that another rank had not entered.
-        gap: Time of none of these.
-        waiting_for: float64[ranks, ranks, steps]: ``waiting`` of a rank (first) by the rank that came last (second).
+        begin, end: Begin of the first operation of each step, and of the first one of the next step (or the end of the last
+            operation).
+        compute: Time in which the rank computed.
+        transfer: Time without computation in which a collective was transferred that all its ranks had entered. Time in a
+            collective whose other ranks were not found is included, as transfer and waiting cannot be separated there.
+        waiting: Remaining time in which the rank was in a collective that another rank had not entered.
+        gap: All other time.
+        waiting_for: float64[ranks, ranks, steps], ``waiting`` of a rank (first index) by the rank that came last (second
+            index).
     """
 
     ranks: tuple[int, ...]
@@ -92,7 +95,7 @@ def split_steps(job: Job) -> StepSplit:
         inside = of_rank[operations.kind[of_rank] == COLLECTIVE]
         inside = inside[np.argsort(operations.collective[inside], kind="stable")]
         start, stop = operations.start[inside], operations.end[inside]
-        first = np.searchsorted(operations.collective[inside], 0)  # before it, those without a partner
+        first = np.searchsorted(operations.collective[inside], 0)  # collectives without a partner come before it
         matched = inside[first:]
         all_in = start.copy()
         all_in[first:] = np.clip(entered[operations.collective[matched]], start[first:], stop[first:])

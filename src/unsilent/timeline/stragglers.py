@@ -1,9 +1,9 @@
 """Finds the rank that delays the others, and the part of the step in which it is late.
 
-A collective makes the ends of a backward pass equal on all ranks, and its wait stands on those that are not late. So a step is
-divided at moments that no other rank delays: its begin, the first operations of the forward and the backward pass, the launches
-of its first and its last collective, and the first operation of the optimizer. A rank whose part takes longer than the median of
-the other ranks', by more than the noise floor, is named.
+A collective makes the ends of a backward pass equal on all ranks, and the ranks that are not late contain the wait. So a step
+is divided at moments that no other rank delays: its begin, the first operations of the forward and the backward pass, the
+launches of its first and its last collective, and the first operation of the optimizer. A rank is reported if its part takes
+longer than the median of the other ranks by more than the noise floor.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ PARTS = ("loader", "forward", "early backward", "late backward", "optimizer")
 CONFIDENCE = 0.999
 """Confidence of the limits of all ranks and parts together."""
 LEAST_SHARE = 0.005
-"""Least share of a step; smaller differences are no cause that anybody looks for, and clocks differ by as much."""
+"""Least share of a step that counts; smaller differences are not relevant, and clocks differ by as much."""
 LEAST_STEPS = 5
 AT_ONCE = 3e-4
-"""Seconds within which a thread goes on after what it waited for, or within a tenth of its wait."""
+"""Longest time in seconds until a thread continues after a wait (or a tenth of the wait, if that is longer)."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Excess:
     """How much longer one rank takes for a part of a step than the other ranks.
 
     Attributes:
-        rank, part: Where; a part is one of `PARTS`.
+        rank, part: Rank, and part of a step (one of `PARTS`).
         seconds: Median over steps of the difference from the median of the other ranks.
-        floor: By how much the median may be too large, at `CONFIDENCE` for all ranks and parts together: by its standard error
-            and by the order of the values, whichever says more; at least `LEAST_SHARE` of a step. An excess below it is not
-            separable from noise.
-        steps: How many were compared.
+        floor: Amount by which the median may be too large, at `CONFIDENCE` for all ranks and parts together: the larger of the
+            limits by its standard error and by the order of the values, and at least `LEAST_SHARE` of a step. An excess below
+            it is not separable from noise.
+        steps: Number of compared steps.
         is_awaited: Whether the others wait for this rank at least as long as it waits for them.
     """
 
@@ -70,7 +70,7 @@ def part_seconds(job: Job) -> Floats:
         begin, end = step_bounds(job, rank)
         forward = _first(job, of_rank & (operations.phase == FORWARD))
         backward = _first(job, of_rank & (operations.phase == BACKWARD))
-        # gradients may be set to zero at the begin of a step, which is the optimizer's as well
+        # gradients may be set to zero at the begin of a step, which is also an operation of the optimizer
         last_backward = -_first(job, of_rank & (operations.phase == BACKWARD), -1)
         is_after = operations.start >= last_backward[operations.step]
         optimizer = _first(job, of_rank & (operations.phase == OPTIMIZER) & is_after)
@@ -81,7 +81,7 @@ def part_seconds(job: Job) -> Floats:
         moments = (begin, forward, backward, first, last)
         for part, (begun, ended) in enumerate(pairwise(moments)):
             result[number, :, part] = ended - begun
-        # a collective that the host waits for is no work of its own
+        # a collective that the host waits for is not its own work
         is_inside = of_rank & (operations.start > first[operations.step]) & (operations.start <= last[operations.step])
         result[number, :, PARTS.index("late backward")] -= np.bincount(
             operations.step[is_inside], waits[is_inside], len(job.steps)
@@ -93,7 +93,8 @@ def part_seconds(job: Job) -> Floats:
 def _waits(job: Job) -> Floats:
     """Seconds before each operation in which its thread waited for a collective, float64[n].
 
-    A gap in which a collective ended long before is none: the thread would have gone on at once.
+    If the collective ended long before the end of a gap, the gap is not a wait for it, as the thread would have continued at
+    once.
     """
     operations, edges = job.operations, job.edges
     result = np.zeros(len(operations))
@@ -141,7 +142,7 @@ def excesses(job: Job, split: StepSplit | None = None) -> list[Excess]:
 
     ``split`` saves dividing the steps again.
 
-    Empty where ranks or steps are too few to compare, and where parts are not alike.
+    The result is empty if there are too few ranks or steps to compare, or if parts are not alike.
     """
     if len(job.ranks) < 2 or len(job.steps) < LEAST_STEPS or not has_like_parts(job):
         return []
@@ -157,10 +158,10 @@ def array_excesses(
     """How late every rank is in every part, the clearest first; empty with too few ranks or steps.
 
     Args:
-        seconds: Seconds of parts, float64[ranks, steps, parts]; NaN: not known.
-        ranks, parts: Numbers and names.
-        step: Seconds of a step.
-        is_awaited: Whether others wait for each rank, as of `Excess`, bool[ranks].
+        seconds: Seconds of parts, float64[ranks, steps, parts]; NaN: unknown.
+        ranks, parts: Numbers of the ranks and names of the parts.
+        step: Duration of a step in seconds.
+        is_awaited: Whether others wait for each rank, see `Excess`, bool[ranks].
     """
     result = []
     for number, rank in enumerate(ranks if len(ranks) > 1 else ()):
@@ -185,8 +186,9 @@ def differences_from_others(seconds: Floats, number: int) -> Floats:
 def _half_width(values: Floats, confidence: float) -> float:
     """Half the width of a confidence interval of the median, for samples that may have outliers.
 
-    The lower limit is also one that holds for any distribution: so many values are above it that chance does not explain it. With
-    too few values for that, it is the smallest one. Another program that delays a rank in half of the steps makes no straggler.
+    The lower limit is also at most one that holds for any distribution: more values are above that one than chance explains. If
+    there are too few values, the smallest one is used. A rank is therefore not a straggler if another program delays it in half
+    of the steps.
     """
     from scipy import stats
 

@@ -16,7 +16,7 @@ from unsilent.timeline.pipeline import TYPES
 WHOLE = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "gmc")
 SECONDS = ("start_ts", "duration")
 COLUMNS = (*WHOLE, *SECONDS, "optype")
-"""Columns that a table needs. In ``mc`` and ``gmc``, the part of the model on the worker and in all, -1 and null: none."""
+"""Required columns. ``mc`` and ``gmc`` are the part of the model on the worker and in the whole model; -1 and null: none."""
 MOST_ROWS = 10_000_000
 MOST_BYTES = 2**31
 """Most bytes of all columns before compression."""

@@ -1,10 +1,10 @@
 """Reads operation tables in the format of StragglerAnalysis as a `Job`.
 
-They are of jobs with data and pipeline parallelism.
+The tables describe jobs with data and pipeline parallelism.
 
-A row is one operation of one worker: what it did (`TYPES`), in which step, when and for how long. The table has no dependencies;
+A row is one operation of one worker, with its type (`TYPES`), step, start and duration. The table has no dependencies;
 `unsilent.timeline.pipeline` adds those that hold for such jobs. All steps, and all data-parallel ranks of a step, run the same
-operations: a step where they do not is left out.
+operations; a step in which they differ is left out.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ MOST_METADATA_BYTES = 2**12
 def read_operation_table(path: str | Path) -> Job:
     """The job recorded in a Parquet file.
 
-    Metadata beside the file (``meta-X.yaml`` for ``trace-X.parquet``) give the number of ranks.
+    The number of ranks is read from metadata beside the file (``meta-X.yaml`` for ``trace-X.parquet``).
 
     Raises:
-        UsageError: it is no such table, ranks are missing or are two workers, or no step is complete.
+        UsageError: The file is not such a table, ranks are missing or belong to two workers, or no step is complete.
     """
     path = Path(path)
     rows, names = read_rows(path)
@@ -73,7 +73,8 @@ def _worker_ranks(rows: Rows, path: Path) -> Integers:
 def _complete_steps(rows: Rows, shape: tuple[int, ...], path: Path) -> tuple[Rows, list[str]]:
     """Rows of the steps that are equal on all data-parallel ranks, and notes on the other steps.
 
-    The order is by step, data-parallel rank, stage, type and number: all ``(step, dp_rank)`` have the same operations in it.
+    Rows are ordered by step, data-parallel rank, stage, type and number, so that all ``(step, dp_rank)`` have the same sequence
+    of operations.
     """
     steps, step = np.unique(rows.step, return_inverse=True)
     numbers = int(rows.number.max()) + 1
@@ -171,7 +172,7 @@ def _job(rows: Rows, ranks: Integers, world_size: int, notes: list[str]) -> Job:
 def _one_clock(rows: Rows, step: Integers) -> tuple[Floats, Floats, list[str]]:
     """Starts since the begin of the job, starts since the begin of the step, and notes.
 
-    If the clock begins anew with each step, steps are put one after the other.
+    If the clock restarts with each step, steps are placed one after the other.
     """
     count = int(step.max()) + 1
     begins, ends = np.full(count, np.inf), np.full(count, -np.inf)

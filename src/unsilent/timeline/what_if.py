@@ -1,12 +1,13 @@
 """Predicted steps of a job under a change, such as a faster rank or network, by replaying every step.
 
 Forms: ``scale:GLOB=FACTOR`` (operations by name, or all of a kind or phase), ``rank:R=+20ms`` (a rank begins each step later;
-``-20ms``: does all that it does itself faster, by so much in a step), ``rank:R=0.9`` (computes in so much of the time),
-``network=infinite`` (collectives take no time once all ranks are there), ``straggler=none`` (every operation takes its
-straggler-free duration, see `slowdown`), those of `ddp_what_if` and `fsdp_what_if` for trainings under DDP and FSDP2, and those
-of `memory_what_if` where traces have memory events.
+``-20ms``: its own operations become faster, by so much in each step), ``rank:R=0.9`` (its computations take this share of their
+time), ``network=infinite`` (collectives take no time once all ranks have entered them), ``straggler=none`` (every operation
+takes its straggler-free duration, see `slowdown`), those of `ddp_what_if` and `fsdp_what_if` for trainings under DDP and FSDP2,
+and those of `memory_what_if` if traces have memory events.
 
-Gaps before operations stay as recorded; in an operation table they hold waits that it does not explain, and are left out.
+Gaps before operations stay as recorded. For operation tables they are left out, as they contain waits that the table does not
+explain.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ def answer_interval(one: Answer) -> Interval:
 def answer(replay: Replay, questions: Sequence[str], system: str | None = None) -> list[Answer]:
     """The answer to each what-if question.
 
-    Raises ``UsageError`` for a question that names nothing of the job.
+    Raises ``UsageError`` if a question names nothing in the job.
 
-    ``system``: what collectives cost, for questions on DDP; None: as fitted to the traces.
+    ``system`` describes the cost of collectives, for questions on DDP; with ``None``, it is fitted to the traces.
     """
     if system == "":
         raise wrong_value_error("--system", system, "a file or a preset")
@@ -104,7 +105,7 @@ def kept_gaps(replay: Replay) -> Floats:
 def parse_change(text: str, replay: Replay) -> Change:
     """The change to a replay that a question asks for.
 
-    Raises ``UsageError`` if the question names nothing of the job.
+    Raises ``UsageError`` if the question names nothing in the job.
     """
     question, _, value = text.partition("=")
     if not value:
@@ -139,7 +140,7 @@ def _expect(value: str, known: str, name: str) -> None:
 def _network_notes(job: Job) -> tuple[str, ...]:
     """Notes on collectives that were found on one rank alone.
 
-    Raises ``UsageError`` if all of them were.
+    Raises ``UsageError`` if all collectives were found on one rank alone.
     """
     operations = job.operations
     is_member = operations.collective >= 0
@@ -235,7 +236,7 @@ def _speed_up(
 ) -> tuple[str, ...]:
     """Shorten the operations of a rank itself by ``seconds`` per step, in place.
 
-    Each step has one factor. Returns a note if the operations of a step take less than that.
+    Each step has one factor. Returns a note if the operations of a step take less than ``seconds``.
     """
     spent = []
     for step_operations in steps:

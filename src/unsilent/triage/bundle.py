@@ -42,7 +42,7 @@ T = TypeVar("T")
 SeriesName = tuple[str, str, str]
 """Feature, tensor and statistic."""
 MOST_RANKS = 64
-"""Whose parts are read, the suspect first: a query takes seconds."""
+"""Most ranks whose parts are read, the suspect first, so that a query takes seconds."""
 MOST_STEP = 2**53
 
 
@@ -51,10 +51,10 @@ class RankSeries:
     """The recorded series of one rank.
 
     Attributes:
-        steps: int64[n], increasing; a step that was executed again counts as it was the first time.
+        steps: int64[n], increasing; for a step that was executed again, the first execution counts.
         names: Feature, tensor and statistic of m series.
         values: float64[n, m].
-        seen: bool[n, m]; False: the value means nothing.
+        seen: bool[n, m]; False if the value is meaningless.
     """
 
     steps: NDArray[np.int64]
@@ -64,9 +64,9 @@ class RankSeries:
 
 
 Gathered = tuple[dict[int, T], tuple[str, ...]]
-"""Parts that could be read, by rank, and a sentence for each rank, or other part, where it could not."""
+"""Parts that could be read, by rank, and a sentence for each rank or other part that could not."""
 Optional = tuple[T | None, tuple[str, ...]]
-"""Content of an optional part, and a sentence where it cannot be read; neither where there is none."""
+"""Content of an optional part, and a sentence if it cannot be read; neither if the part does not exist."""
 
 
 class Bundle:
@@ -75,7 +75,7 @@ class Bundle:
     Raises ``UsageError`` if ``incident.json`` cannot be read.
 
     Attributes:
-        incident: Content of ``incident.json``; paths of checkpoints that are not absolute are those in its folder.
+        incident: Content of ``incident.json``; relative paths of checkpoints start from its folder.
     """
 
     def __init__(self, path: Path) -> None:

@@ -17,7 +17,7 @@ from unsilent.triage.history import FAR, past_end, past_gaps, past_scores, peer_
 
 V = TypeVar("V", bound=Hashable)
 NARROW, WIDE = 2, 8
-"""Steps before and after an onset in a window, which is a part of that which queries look at by themselves."""
+"""Steps before and after an onset in a window, which is a part of the window that queries examine by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +25,12 @@ class Features:
     """Features of a candidate, computed over the steps around the alarm.
 
     Attributes:
-        peer_score: Largest number of deviations from other ranks; infinite where only it is not finite; 0: not known.
+        peer_score: Largest number of deviations from other ranks; infinite if only this candidate is not finite; 0 if unknown.
         position: Position from 1, the most unusual candidate, to 0, among those of the incident.
-        onset: Steps from the alarm to the first value far from its own past (negative: before); None where there is none.
-        past_ratio: Largest factor between a value and the usual one of its past, up or down; 1: not known.
+        onset: Steps from the alarm to the first value far from its own past (negative: before); ``None`` if there is none.
+        past_ratio: Largest factor between a value and the usual one of its past, up or down; 1 if unknown.
         nonfinite: Share of values that are not finite.
-        alarms: How many alarms name it.
+        alarms: Number of alarms that name the candidate.
     """
 
     peer_score: float = 0.0
@@ -60,7 +60,7 @@ class Candidates:
     """All candidates of an incident, the most unusual ones first.
 
     Attributes:
-        windows: Around the onset and around the alarm.
+        windows: Windows of steps around the onset and around the alarm.
         has_series: Whether any series could be read.
     """
 

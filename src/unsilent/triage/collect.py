@@ -31,7 +31,7 @@ from unsilent.triage.log_errors import last_step
 from unsilent.triage.optional_parts import DEEPEST, MOST_CONFIGURATION, read_dump, settings_of
 
 MOST_CHECKPOINTS = 8
-"""The last ones of a job."""
+"""Most checkpoints of a job that are collected, the last ones."""
 LONGEST_PATH = 1024
 
 
@@ -42,13 +42,13 @@ def collect(
 
     Args:
         job: Folder of a job, or of an incident in one.
-        output: Folder to write, empty or not there.
-        step: Step of the incident, where no alarm says it; by default the last one that a trace or a log names.
+        output: Folder to write, which must be empty or not exist.
+        step: Step of the incident if no alarm gives it; by default the last one that a trace or a log names.
         earlier: File with the settings of an earlier job.
-        report: Words on what somebody saw, or a file of them.
+        report: Report in words on what somebody saw, or a file with it.
 
     Raises:
-        UsageError: a folder or a file that is not there or not fit, or a step for an incident that says it.
+        UsageError: A folder or a file is missing or unsuitable, or a step is given for an incident that has one.
     """
     recorded, root = _recorded_incident(job)
     if recorded is not None and step is not None:
@@ -103,8 +103,8 @@ class _Collection:
     """Copies parts of a job to the folder of an incident, and notes the steps and ranks that they name.
 
     Attributes:
-        last_step: Last step that a trace or a log names; 0 where none does.
-        world_size: Ranks that were seen, at least 1.
+        last_step: Last step that a trace or a log names; 0 if there is none.
+        world_size: Number of ranks found, at least 1.
         checkpoints: Checkpoints with manifests.
     """
 

@@ -21,7 +21,7 @@ COMMANDS = {
     CHECKPOINTS: "unsilent checkpoint manifest job/CHECKPOINT",
     parts.CONFIGURATION_FILE: "save the settings of the job as job/config.json; --earlier FILE names those of one that went well",
 }
-"""How parts of an incident come to be in the folder of a job, `job`."""
+"""Commands that create parts of an incident in the folder of a job, `job`."""
 HOW_TO_RECORD = [
     *(f"to have {part}: {command}" for part, command in COMMANDS.items()), "then: unsilent triage collect job -o DIR",
 ]  # fmt: skip
@@ -33,8 +33,8 @@ class CollectedPart:
 
     Attributes:
         name: Name of its file or folder.
-        source: Where it is from; empty: nothing was taken.
-        problem: Why not, or why not all.
+        source: Source of the part; empty if nothing was collected.
+        problem: Reason why nothing, or not everything, was collected.
     """
 
     name: str
@@ -47,9 +47,9 @@ class Collected(Shown):
     """The incident that was written, and the parts that were collected.
 
     Attributes:
-        job, folder: Folder that was looked through, and that of the incident.
+        job, folder: Folder that was searched, and folder of the incident.
         incident: Incident that was written.
-        is_new: Whether no alarm had written one.
+        is_new: Whether no alarm had written an incident.
     """
 
     job: Path

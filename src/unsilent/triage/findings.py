@@ -100,12 +100,12 @@ class Finding:
     """The answer to a query.
 
     Attributes:
-        outcome: ``NOTHING``: of what was looked at; ``LOCALISED``: in ranks that it tells from others, or in values that are
-            wrong by themselves, in a step; ``UNANSWERED``: nothing could be read.
-        text: Sentence on what was found, or what was looked at.
-        kind: Kind of what is unusual there; None where nothing is.
+        outcome: ``NOTHING``: nothing unusual was found; ``LOCALISED``: something was found in a step, in ranks that differ from
+            others, or in values that are wrong by themselves; ``UNANSWERED``: nothing could be read.
+        text: Sentence on the finding, or on what was examined.
+        kind: Kind of the anomaly; ``None`` if there is none.
         ranks, tensor, step: Place of the finding, as far as it is known.
-        numbers: Numbers that it rests on, by name.
+        numbers: Numbers that support the finding, by name.
         missing: Sentences on parts that could not be read.
     """
 
@@ -130,7 +130,7 @@ def placed(text: str, ranks: list[int], several: str, is_told_apart: bool = True
 
     Args:
         several: Sentence for the case that several ranks have it.
-        is_told_apart: Whether another rank was looked at, or what was found is wrong by itself.
+        is_told_apart: Whether another rank was examined, or the finding is wrong by itself.
     """
     if len(ranks) == 1 and is_told_apart:
         return Finding(outcome=Outcome.LOCALISED, text=text, ranks=tuple(ranks), **more)

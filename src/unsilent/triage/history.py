@@ -1,7 +1,7 @@
 """Measures how far series are from their own past and from those of other ranks, on a logarithmic scale.
 
-A score counts the usual deviations of the past: 1.4826 times the median absolute deviation, at least `LEAST_DEVIATION`. It is
-infinite where a value is not finite (and those of other ranks are), and NaN where it is not known.
+A score is a number of typical deviations of the past: 1.4826 times the median absolute deviation, at least `LEAST_DEVIATION`.
+It is infinite if a value is not finite (and those of other ranks are), and NaN if it is unknown.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from unsilent.triage.bundle import Bundle, RankSeries, SeriesName
 from unsilent.triage.findings import Blanks
 
 BEFORE, AFTER = 8, 16
-"""Steps before and after the alarm that a query looks at where nobody says which."""
+"""Default number of steps before and after the alarm that a query examines."""
 LEAST_STEPS = 8
-"""Values of the past without which nothing is judged."""
+"""Least number of past values for a score."""
 LEAST_DEVIATION = 0.1
-"""A tenth of the value, about: what is nearly constant is not unusual for a change of less."""
+"""Least deviation, about a tenth of the value: a smaller change of a nearly constant series is not unusual."""
 FAR = 8.0
-"""A score from which on a value is called unusual: more than twice, or less than half, the usual value at least."""
+"""Least score of an unusual value, which is more than twice or less than half the usual value."""
 FEW = 8
-"""Ranks up to which each is compared with the median of the others; of more, with that of all, which one of them hardly moves."""
+"""Up to this number of ranks, each is compared with the median of the others; with more, with that of all, which one hardly
+changes."""
 _SMALLEST = 1e-300
 
 

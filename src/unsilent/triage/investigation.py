@@ -16,26 +16,26 @@ from unsilent.triage.queries.table import TEMPLATES, execute
 from unsilent.triage.runbook import ScoredQuery, Signals, scored_queries, signals_of
 
 LEAST_SECONDS = 1.0
-"""Costs below it are not told apart: a reader takes longer."""
+"""Lower costs in seconds count as this, as reading the result takes longer."""
 POINTED = 1.5
-"""A query about a rank that a finding has named tells this many times as much as one about any rank."""
+"""Factor of the gain of a query about a rank that a finding has named."""
 REPEATED = 0.5
-"""A query tells so much of what it would for each one of the same template that was executed, which settled nothing."""
+"""Factor of the gain of a query for each executed query of the same template, which was not conclusive."""
 BELIEVED, DOUBTED = 0.5, 0.2
-"""A finding ends the search from the first belief on. Where none reaches the second one, an incident looks healthy."""
+"""A finding with at least the first belief ends the search. If none reaches the second one, an incident looks healthy."""
 EXPLAINING = ("inspect-batch", "inspect-state")
-"""Queries for what lies behind `SYMPTOMS`: they are executed before a search ends with one of these."""
+"""Queries for the causes of `SYMPTOMS`, which are executed before a search ends with one of these."""
 SYMPTOMS = frozenset({FindingKind.GRADIENT, FindingKind.NONFINITE, FindingKind.ONSET})
-"""Kinds of findings that say where something went wrong, and not what."""
+"""Kinds of findings that give the place of a problem, but not its cause."""
 FEWEST = 3
-"""Answered queries before a search ends because those that are left would not tell much."""
+"""Least number of answered queries before a search ends because the remaining ones would gain little."""
 
 
 class Order(Protocol):
     """An order of queries, which also judges how far a finding can be trusted.
 
     Attributes:
-        least_gain: Queries that would tell less are not executed.
+        least_gain: Queries with a smaller gain are not executed.
     """
 
     least_gain: float
@@ -87,9 +87,9 @@ class Investigation:
 
     Attributes:
         bundle: The incident.
-        ranked: All queries, the most telling one first.
+        ranked: All queries, the most informative one first.
         executed: Queries that were executed, in order.
-        is_run: Whether any were to be.
+        is_run: Whether execution of queries was requested.
     """
 
     bundle: Bundle
@@ -136,9 +136,9 @@ def investigate(path: Path, is_run: bool = False, order: Order = RUNBOOK, adapti
 
     Raises ``UsageError`` if the incident cannot be read.
 
-    After each finding the others are ranked anew by `gain` per second, and those whose answer is implied are left out; not so
-    without ``adaptive``: then the first order stands. It ends with a finding that is believed, or where no query that is left
-    has the least gain of the order. After a believed finding of `SYMPTOMS`, batch and state are looked at for their cause.
+    With ``adaptive``, after each finding the other queries are ranked anew by `gain` per second, and those whose answer is
+    implied are left out. Otherwise the first order is kept. The search ends with a finding that is believed, or if no remaining
+    query has the least gain of the order. After a believed finding of `SYMPTOMS`, batch and state are examined for the cause.
     """
     bundle = Bundle(path)
     signals = signals_of(bundle, candidates_of(bundle))
@@ -189,7 +189,7 @@ def in_order(queries: Sequence[ScoredQuery], executed: Sequence[Executed]) -> li
 def gain(query: ScoredQuery, executed: Sequence[Executed]) -> float:
     """The expected gain of a query, given the executed ones.
 
-    It is the query's score, changed by `POINTED` and `REPEATED`.
+    The gain is the query's score, changed by `POINTED` and `REPEATED`.
     """
     is_pointed = any(query.query.blanks.rank in earlier.finding.ranks for earlier in executed)
     repeated = sum(earlier.query.query.template == query.query.template for earlier in executed)

@@ -12,7 +12,7 @@ from unsilent.basics.printable import escape_unprintable
 from unsilent.triage.parts import MOST_LOG
 
 MOST_ERRORS, MOST_LINES = 10_000, 200_000
-"""Lines that are kept of a log, the first ones; lines that are looked at, the last ones."""
+"""Most errors that are kept of a log (the first ones), and most lines that are read (the last ones)."""
 LONGEST_LINE = 2000
 LONGEST_SHOWN = 200
 ERROR = re.compile(
@@ -27,22 +27,22 @@ _WORDS = (
     "watchdog", "timeout", "nan", "xid", "bus", "exitcode", "signal", "oom-kill", "terminate called", "double bit", "assertion",
     "panic", "abort", "hardware failure", "failed to", "unexpectedly",
 )  # fmt: skip
-"""Words of which a line that looks like an error has one; to look for them first takes a tenth of the time."""
+"""A line that looks like an error contains one of these words. Searching for them first takes a tenth of the time."""
 _HARMLESS = re.compile(
     r"(?i:\b(?:0|no|without)\s+(?:\w+\s+){0,2}(?:errors?|exceptions?|fatal|critical)\b)"
     r"|(?i:\b(?:errors?|fatal|critical|out of memory retries)\s*[:=]\s*(?:0|none)\b(?!\.))"
     r"|(?i:\b\w*error\b\s*[:=]?\s*[-+]?\d*\.\d)|=\s*\w*Error\("
 )
-"""Numbers of errors that are 0, metrics that are called an error, and names of losses."""
+"""Error counts of 0, metrics that are called an error, and names of losses."""
 _EXCEPTION = re.compile(r"\s*(?:[A-Za-z_][\w.]*\.)?\w*(?:Error|Exception)(?::|\s*$)")
-"""Exception as Python prints one that nothing handled, at the beginning of a line."""
+"""Exception at the beginning of a line, as Python prints an unhandled one."""
 LAST_LINES = 10
-"""Number of last lines of a log that may have ended the program. An error elsewhere may have been handled."""
+"""Number of last lines of a log in which an error may have ended the program. An error elsewhere may have been handled."""
 OF_ANOTHER_RANK = re.compile(
     r"(?i:by peer|broken pipe|watchdog|timed out|timeout|sigterm|signal 15|childfailed|\bnan\b|heartbeat|remoteerror)"
     r"|(?i:socket closed|gracefulexit)"
 )
-"""Errors that follow from those of other ranks, and values that one rank may log for all: they name no rank."""
+"""Errors that follow from those of other ranks, and values that one rank may log for all. They do not indicate the rank."""
 _RANK_PREFIX, _COLOUR = re.compile(r"^\[(?:rank|default)?\d+\]:?\s?", re.ASCII), re.compile(r"\x1b\[[\d;]*m", re.ASCII)
 _TRACEBACK = "Traceback (most recent call last)"
 _STEP = re.compile(r"(?i:\b(?:global_?)?(?:step|iter|iteration)\b[\s:=#\[(]{0,8}(\d{1,12})\b)", re.ASCII)
@@ -55,10 +55,11 @@ class LoggedError:
 
     Attributes:
         number: Number of the line, from 1.
-        step: Step that the line or the nearest one before it names; None where none does.
-        text: Fit to be shown.
-        masked: The line without numbers, addresses and paths.
-        names_rank: Whether it may tell of the rank that logs it: an exception, or one of the last lines, and not of another rank.
+        step: Step named in the line or in the nearest one before it; ``None`` if there is none.
+        text: Text of the line that can be shown.
+        masked: Line without numbers, addresses and paths.
+        names_rank: Whether the error may belong to the rank that logs it: it is an exception or in one of the last lines, and
+            does not come from another rank.
     """
 
     number: int

@@ -24,7 +24,7 @@ MOST_STEP, MOST_RANK, MOST_PARTS, MOST_SECONDS = 2**53, 2**20, 64, 1e9
 MOST_DUMPS = 4096
 LONGEST_NAME = 100
 MOST_SETTINGS, DEEPEST = 10_000, 20
-"""Settings, and levels of objects in each other."""
+"""Most settings, and most levels of nested objects."""
 DUMP_NAME = re.compile(r"rank(\d{1,6})\.json", re.ASCII)
 
 
@@ -33,9 +33,9 @@ class RecordedTimes:
     """Seconds of the parts of each recorded step.
 
     Attributes:
-        ranks, parts: Numbers and names.
+        ranks, parts: Numbers of the ranks and names of the parts.
         steps: Steps of the run, increasing, int64[s].
-        seconds: float64[ranks, steps, parts]; NaN: a rank has no such part.
+        seconds: float64[ranks, steps, parts]; NaN if a rank has no such part.
     """
 
     ranks: tuple[int, ...]

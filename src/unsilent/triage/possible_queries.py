@@ -13,7 +13,7 @@ from unsilent.triage.history import FAR
 from unsilent.triage.queries.table import TEMPLATES
 
 MOST_RANKS, MOST_TENSORS = 3, 1
-"""Candidates that queries are filled with, besides the query that looks at everything."""
+"""Most candidates that queries are filled with, besides the query that examines everything."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class PossibleQuery:
     """A query, and the candidate that fills its blank.
 
     Attributes:
-        blank: Name of the blank that is filled with a candidate; empty: the query looks at everything.
-        features: Features of the candidate; None where there is none.
-        place: Place of the candidate among those of its kind, from 1; 0 where there is none.
+        blank: Name of the blank that is filled with a candidate; empty if the query examines everything.
+        features: Features of the candidate; ``None`` if there is no candidate.
+        place: Place of the candidate among those of its kind, from 1; 0 if there is no candidate.
     """
 
     query: Query

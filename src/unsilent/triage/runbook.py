@@ -1,7 +1,7 @@
 """A hand-written runbook that orders the queries on an incident by its signals.
 
-It was written by hand, from what is published about incidents of trainings, before any collection of incidents existed that it
-could have been fitted to. A model that learns from executed queries has to be better than this order.
+The runbook was written by hand, from publications on incidents of trainings, before any collection of incidents existed to
+which it could have been fitted. A model that learns from executed queries has to be better than this order.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def symptoms_in(report: str) -> frozenset[str]:
 
 
 NEXT_RULE, NEXT_QUERY, NEXT_CANDIDATE = 0.9, 0.85, 0.8
-"""Factors of the score of each rule, query of a rule and candidate of a blank, against the one before."""
+"""Factors of the score of each next rule, next query of a rule and next candidate of a blank."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ class Signals:
     Attributes:
         features: Features of alarms.
         ranks: Ranks that have alarms.
-        nonfinite: Whether an alarm is of a value that is not finite, or a series has one.
-        apart: Whether one rank alone left its own past first, and is far from the others.
+        nonfinite: Whether an alarm reports a value that is not finite, or a series has one.
+        apart: Whether only one rank left its own past first, and is far from the others.
         early: Whether something left its own past before the alarm.
         ended: Whether series of a rank end before those of another one.
         logged: Whether a log has a line that looks like an error.
-        settings_differ: Whether the configuration is not that of the earlier job.
-        symptoms: Symptoms that the report names.
+        settings_differ: Whether the configuration differs from that of the earlier job.
+        symptoms: Symptoms named in the report.
     """
 
     bundle: Bundle
@@ -94,8 +94,8 @@ class Rule:
     """A rule that puts some queries first if a signal is present.
 
     Attributes:
-        signal: Signal in words: the reason for its queries.
-        applies: Whether it is there.
+        signal: Signal in words, which is the reason for the queries.
+        applies: Function that returns whether the signal is present.
         queries: Names of templates, the most useful one first.
     """
 
@@ -175,7 +175,7 @@ RULES = (
     ),
     Rule("nothing else was seen", lambda _: True, tuple(TEMPLATES)),
 )  # fmt: skip
-"""The first one that applies and has the query gives its score and its reason."""
+"""Rules in order; the first one that applies and has a query gives the query's score and reason."""
 
 
 @dataclass(frozen=True)

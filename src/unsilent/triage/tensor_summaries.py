@@ -21,13 +21,13 @@ class TensorSummary:
     """Counts and sizes of the elements of one tensor.
 
     Attributes:
-        is_number: Whether its elements are numbers with a point.
+        is_number: Whether its elements are floating-point numbers.
         elements: Number of elements.
         nonfinite: Number of elements that are NaN or infinite.
         largest: Largest magnitude of the finite ones.
-        others: Root mean square of the finite ones but for one of the largest magnitude.
+        others: Root mean square of the finite elements except one of the largest magnitude.
         low, high: Smallest and largest finite element.
-        digest: Digest of its bits.
+        digest: Digest of the tensor's bits.
     """
 
     is_number: bool
@@ -46,7 +46,7 @@ class RecordedTensors:
 
     Attributes:
         tensors: Summaries by the keys that lead to each tensor; states of generators are left out.
-        values: Numbers and texts beside them, in the same way.
+        values: Other numbers and texts in the file, by their keys.
     """
 
     tensors: Mapping[str, TensorSummary]
@@ -74,7 +74,11 @@ def read_recorded_tensors(path: Path) -> RecordedTensors:
                 tensors[name] = _summary(leaf)
             else:
                 values[name] = leaf
-    except (RuntimeError, RecursionError, MemoryError) as error:  # of a dtype that has no arithmetic, or of a nesting
+    except (
+        RuntimeError,
+        RecursionError,
+        MemoryError,
+    ) as error:  # for a dtype that has no arithmetic, or a nested tensor
         raise UsageError(
             f"{path} cannot be read: {first_line(error)[:200]}; give a file that a monitor wrote"
         ) from None

@@ -1,6 +1,6 @@
 """``unsilent timeline record SCRIPT``: record some steps of a training script with the profiler.
 
-Exit codes: those of the script; 2 where there is no such script or the folder cannot take a recording.
+Exit codes: those of the script; 2 if there is no such script or the folder cannot be used for a recording.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def record(request: Request) -> int:
 
     Start it under torchrun, once in each rank: torchrun ... -m unsilent timeline record -o DIR SCRIPT ARGUMENTS.
     """
-    # Ends by SystemExit with the exit code of the script, and never returns.
+    # Ends with a SystemExit that has the exit code of the script, and never returns.
     from unsilent.timeline.recorded_run import RecordedRun
 
     program, options = asked_program(request, "timeline record"), request[RecordOptions]

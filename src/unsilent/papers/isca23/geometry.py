@@ -15,9 +15,9 @@ of stride 1 without padding:
     grad_wt/second  the gradient of the output, zeros between [s h, s w, N, O]
     grad_wt/out     dW [C, k, k, O]
 
-Padding is TensorFlow's "same": with stride 2 more zeros follow than precede. Our convolution has the zeros of stride 1 built in,
-those of stride 2 it is given in its first operand. A `IndexMapping` is one such tensor and the way from its indices to
-ours and back; both spatial axes are alike.
+Padding is TensorFlow's "same": with stride 2 more zeros follow than precede. The zeros of stride 1 are built into our
+convolution; those of stride 2 are part of its first operand. An `IndexMapping` describes one such tensor and the conversion
+between its indices and ours. Both spatial axes are treated alike.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Convolution:
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
     """Zeros before and after an axis under TensorFlow's "same" padding.
 
-    They give ceil(size / stride) outputs; an odd one comes after.
+    They give ceil(size / stride) outputs; an odd zero comes after.
     """
     total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
     return total // 2, total - total // 2
@@ -92,8 +92,8 @@ class IndexMapping:
 
     ``shape`` is the artifact's shape, ``tensor`` the shape here.
 
-    Our axis k is its axis ``order[k]``; on the spatial axes its index is ``start + scale * ours``. It has ``low`` to ``high -
-    1`` of the artifact's indices there; others are zeros, as ``zeros_origin`` says.
+    Our axis k is the artifact's axis ``order[k]``, whose index on the spatial axes is ``start + scale * ours``. Our tensor has
+    the artifact's indices ``low`` to ``high - 1`` there; others are zeros, which ``zeros_origin`` explains.
     """
 
     shape: Shape
@@ -134,7 +134,7 @@ def make_index_mapping(conv: Convolution, phase: str, operand: str, with_inserte
 
     ``phase`` is ``fwd``, ``grad_in`` or ``grad_wt``, and ``operand`` is ``first``, ``second`` or ``out``.
 
-    ``with_inserted_zeros``: of ``grad_in/first``, with the zeros between and around as part of our tensor.
+    With ``with_inserted_zeros``, the zeros between and around the elements of ``grad_in/first`` are part of our tensor.
     """
     n, c, o, k, s = conv.images, conv.channels, conv.kernels, conv.kernel, conv.stride
     size, out, (before, after) = conv.size, conv.out, conv.operand_padding

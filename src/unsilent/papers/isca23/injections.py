@@ -2,13 +2,13 @@ r"""Reads and writes published injections: CSV files from the artifact of He et 
 
 The artifact belongs to ISCA 2023, doi 10.1145/3579371.3589105.
 
-One ``key,value[,value…]`` a row, no header. A victim is an index into a tensor of the artifact's own (channels last, joined by
-``/``) and the value that stands there afterwards. The name of the fault model says which tensor is corrupted; what happens to
-it is in the values alone, which need not be what that name promises.
+A file has one ``key,value[,value…]`` per row and no header. A victim is an index into a tensor of the artifact (channels last,
+joined by ``/``) and the value at that index afterwards. The name of the fault model determines the corrupted tensor. The
+corruption itself is given only by the values, which need not agree with that name.
 
-Invariants: numbers keep the text they had in the file, so that reading and writing again gives the same bytes where the file
-has its keys in the published order and lines that end in ``\n``; other orders and line endings (``\r\n``, ``\r``), blank
-lines and a byte order mark are normalised to that. Whatever is read has one value for each victim, and no victim twice.
+Invariants: numbers keep their text from the file, so that reading and writing again gives the same bytes if the file has its
+keys in the published order and lines that end in ``\n``; other orders and line endings (``\r\n``, ``\r``), blank lines and a
+byte order mark are normalised. Every injection that is read has one value for each victim, and no victim twice.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ MODELS = ("resnet18", "resnet18_nobn", "resnet18_sgd", "effnet", "densenet", "nf
 FORWARD, BACKWARD = "fwrd_inject", "bkwd_inject"
 GRADIENTS = ("grad_in", "grad_wt")
 WORKERS, EPOCHS, STEPS = 8, 80, 49
-"""Replicas of the published trainings, their epochs, and steps of an epoch (50,000 images in batches of 1,024)."""
+"""Number of replicas of the published trainings, of epochs, and of steps in an epoch (50,000 images in batches of 1,024)."""
 
 OPERANDS: Mapping[str, str] = MappingProxyType({name: preset.operand for name, preset in PRESETS.items()})
 """The tensor of the operation that each fault model corrupts."""
 FLIPS = tuple(name for name, preset in PRESETS.items() if preset.fault_model_text == "bitflip")
-"""Fault models that flip a bit, and so may make a value that is no finite number; the others do not."""
+"""Fault models that flip a bit, which may give a value that is not finite; the others do not."""
 
 MAX_FILE_BYTES = 64 * 2**20
-"""Bytes of a file; two million victims fit."""
+"""Most bytes of a file; two million victims fit."""
 MAX_ROW_FIELDS = 4 * 2**20
-"""Fields of a row."""
+"""Most fields of a row."""
 INDICES = 4
-_LONGEST = 200  # characters of a name or number
+_LONGEST = 200  # most characters of a name or number
 _WHOLE = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,4})?|inf|nan)", re.ASCII)
 _LAYER = re.compile(r"[A-Za-z0-9_.]+", re.ASCII)
@@ -62,8 +62,8 @@ class PublishedInjection:
 
     The constructor checks nothing; `read_injection` checks all fields.
 
-    ``inj_pos``: one index into the artifact's tensor for each victim. ``inj_values`` and ``learning_rate``: numbers as texts.
-    ``name`` and ``rows`` say where it was read, for messages.
+    ``inj_pos`` has one index into the artifact's tensor for each victim. ``inj_values`` and ``learning_rate`` are numbers as
+    texts. ``name`` and ``rows`` are the file and rows that were read, for messages.
     """
 
     model: str

@@ -1,8 +1,8 @@
 """Lists of the published networks' convolutions that injections can name, without torch.
 
-A published layer is named as the module here with ``_`` for the dots; all of DenseNet begin with ``densenet_``. The depthwise
-convolutions of EfficientNet are in none of the lists: the artifact corrupts no operation of theirs. Tables of layers are those
-of the artifact at width 64; narrower networks are for tests.
+The published name of a layer is the name of the module here with ``_`` for the dots; all names in DenseNet begin with
+``densenet_``. The depthwise convolutions of EfficientNet are not listed, as the artifact corrupts none of their operations.
+Tables of layers are those of the artifact at width 64; narrower networks are for tests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from unsilent.basics.errors import unknown_name_error
 from unsilent.papers.isca23.geometry import IMAGE, Convolution
 
 NETWORKS = ("resnet18", "resnet18_nobn", "resnet18_sgd", "densenet", "effnet")
-"""Published models that are here; the convolutions of the three ResNets are the same."""
+"""Published models that are implemented here; the three ResNets have equal convolutions."""
 STAGES = ((1, 1, 1), (2, 2, 2), (3, 4, 2), (4, 8, 2))
 """ResNet: number, width over the width of the stem, stride of the first block."""
 DENSE_LAYERS = (6, 12, 24, 16)
@@ -25,7 +25,7 @@ MOBILE_BLOCKS = ((16, 1, 1, 1, 3), (24, 2, 2, 6, 3), (40, 2, 2, 6, 5), (80, 3, 2
 """EfficientNet: channels, layers, stride of the first layer, expansion, depthwise kernel."""
 MOBILE_STEM, MOBILE_HEAD = 32, 1280
 Row = tuple[str, int, int, int, int, int]
-"""Module, channels in and out, height and width of the input, kernel, stride."""
+"""Module, input channels, output channels, height and width of the input, kernel size, stride."""
 
 
 @lru_cache(maxsize=16)

@@ -2,7 +2,7 @@
 
 This module does without torch.
 
-The lines of a fault take any receipt: also that of a trial from elsewhere can be shown next to the published ones.
+The lines of a fault accept any receipt, so other trials can be shown next to the published ones.
 """
 
 from __future__ import annotations

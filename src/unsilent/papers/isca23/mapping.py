@@ -1,7 +1,8 @@
 """Converts published injections to faults of this package, and such faults to published injections.
 
-Both ways are exact: a fault comes back as it was, and an injection with its victims in the order in which the artifact writes
-them, by their place in its tensor. The text of a value is that of its float32 with 15 digits, as in the published files.
+Both conversions are exact. A fault that is converted and converted back is unchanged, and an injection then has its victims in
+the order of the artifact, by their place in its tensor. The text of a value is that of its float32 with 15 digits, as in the
+published files.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Victims(NamedTuple):
     """The elements that a fault corrupts, with the artifact's indices.
 
     Attributes:
-        shape: Of the tensor.
+        shape: Shape of the tensor.
         positions: int64[n, 4].
         words: uint32[n], the bits of the values.
     """
@@ -51,10 +52,10 @@ def images_per_worker(batch: int) -> int:
 def fault_from_injection(injection: PublishedInjection, *, batch: int = 1024, width: int = 64) -> Fault:
     """The fault that a published injection describes, for the rebuilt network.
 
-    Its ``micro_step`` is the worker.
+    The fault's ``micro_step`` is the worker.
 
-    Raises ``UsageError`` with row and column for a network or layer that is not here, a victim outside of its tensor, and one on
-    padding or between the elements where the operation here has no such operand.
+    Raises ``UsageError`` with row and column if the network or layer is not implemented here, or if a victim is outside of its
+    tensor, or on padding or between elements that are not part of the operation's operand here.
     """
     if injection.model not in NETWORKS:
         raise UsageError(
@@ -113,13 +114,13 @@ def injection_from_fault(
     """The published injection that describes a fault in a convolution of the network.
 
     Args:
-        after: Words uint32[n] at the fault's elements once it was injected, from its receipt; needed unless
-            it sets them.
-        model, fmodel, learning_rate, seed: What a fault does not say; ``fmodel`` by default one that corrupts
+        after: Words uint32[n] at the fault's elements after the injection, from its receipt; required unless the fault sets
+            them.
+        model, fmodel, learning_rate, seed: Values that are not part of a fault. The default of ``fmodel`` is one that corrupts
             that tensor.
 
     Raises:
-        UsageError: the fault is none in a convolution of the network, or says what the published format cannot.
+        UsageError: The fault is not in a convolution of the network, or cannot be expressed in the published format.
     """
     conv, phase, operand = _site(fault, batch, width, model)
     mapped = victims(fault, conv, fault.operands if fault.operation == "set" and after is None else after)
@@ -151,7 +152,7 @@ def victims(fault: Fault, conv: Convolution, words: Array | None) -> Victims:
 
     ``words`` are the bits at the fault's elements, uint32[n].
 
-    Raises ``UsageError`` as `injection_from_fault`.
+    Raises ``UsageError`` like `injection_from_fault`.
     """
     site = parse_site(fault.site)
     mapped: IndexMapping = make_index_mapping(conv, site.phase, site.operand, fault.layout == "stuffed")
@@ -177,7 +178,7 @@ def victims(fault: Fault, conv: Convolution, words: Array | None) -> Victims:
 def convolution_of(fault: Fault, *, model: str = "resnet18", batch: int = 1024, width: int = 64) -> Convolution:
     """The convolution of a published network that a fault corrupts.
 
-    Raises ``UsageError`` if it corrupts none.
+    Raises ``UsageError`` if it does not corrupt one.
     """
     return _site(fault, batch, width, model)[0]
 

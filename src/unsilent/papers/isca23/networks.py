@@ -1,19 +1,19 @@
 """The networks of He et al. (ISCA 2023) for images of 32 x 32, rebuilt from published facts.
 
-Every convolution is one operation without its bias, which is added behind it, so that the output of the convolution is what the
-artifact corrupts. Batch norm has Keras's momentum 0.9 (0.1 here) and epsilon 1e-3; paddings are TensorFlow's "same". The final
-softmax is part of the loss.
+Every convolution is one operation without its bias, which is added after it, so that the artifact's corrupted tensor is the
+output of the convolution. Batch norm has Keras's momentum 0.9 (0.1 here) and epsilon 1e-3; paddings are TensorFlow's "same".
+The final softmax is part of the loss.
 
-ResNet-18: a 7x7 stem of stride 2 without pooling; four stages of two basic blocks; every convolution has a bias behind it.
-Dropout follows the first activation of a block and its last one. Modules are named so that the published name of a layer is
-theirs with ``_`` for the dots: see `layer_lists.convolutions`.
+ResNet-18: a 7x7 stem of stride 2 without pooling; four stages of two basic blocks; every convolution is followed by a bias.
+Dropout follows the first activation of a block and its last one. The published name of a layer is the name of the module here
+with ``_`` for the dots: see `layer_lists.convolutions`.
 
-DenseNet-121 differs from that of Huang et al.: 3x3 convolutions of stride 2 (``conv_p``) stand where pooling was, behind the stem
-and in each transition, without a norm or an activation of their own; every convolution has a bias; half of what a bottleneck adds
-is dropped; and no norm or activation follows the last dense block.
+DenseNet-121 differs from that of Huang et al.: 3x3 convolutions of stride 2 (``conv_p``) replace pooling after the stem and in
+each transition, without their own norm or activation; every convolution has a bias; dropout removes half of the output of a
+bottleneck; and no norm or activation follows the last dense block.
 
-EfficientNet-B0 differs from that of Tan & Le: the squeeze-and-excitation stands before the second activation of a block, not
-behind it, and squeezes the expanded channels to a quarter of them; the first block has a 1x1 convolution although it expands by
+EfficientNet-B0 differs from that of Tan & Le: the squeeze-and-excitation is placed before the second activation of a block, not
+after it, and squeezes the expanded channels to a quarter of them; the first block has a 1x1 convolution although it expands by
 one; nothing is dropped. Only the convolutions of the squeeze-and-excitation have biases.
 """
 
@@ -40,7 +40,7 @@ from unsilent.workloads.layers import Bias
 
 CLASSES = 10
 _TRUNCATED = 0.87962566103423978
-"""Deviation of a unit normal that is cut at two, by which Keras widens its truncated normals."""
+"""Standard deviation of a unit normal truncated at two; Keras divides by it to widen its truncated normals."""
 
 
 class SameConv2d(nn.Conv2d):

@@ -1,8 +1,8 @@
 """Replays a published injection in its training, and writes the log in the published layout.
 
-The published runs start from a checkpoint of TensorFlow, which cannot be read here. Weights of one's own take its place; without
-any the training starts at the target step (or some steps before) with a fresh network, and the log says so. Then what is the same
-as published is the operation, the tensor, the position and the value, not the state of the network that is corrupted.
+The published runs start from a checkpoint of TensorFlow, which cannot be read here. The user's own weights can replace it.
+Without any, the training starts at the target step (or some steps before) with a fresh network, and the log reports this. Then
+the operation, the tensor, the position and the value are as published, but not the state of the corrupted network.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from unsilent.workloads.model_fitting import Progress
 
 DIGITS = "digits"
-"""Names the images of `unsilent.papers.isca23.training` in place of a file."""
+"""Value of ``data`` that selects the images of `unsilent.papers.isca23.training` instead of a file."""
 HELD_OUT = 6
-"""One image in so many is kept for the evaluation, as 10,000 of 60,000 are."""
+"""One of this many images is kept for the evaluation, like 10,000 of 60,000."""
 MOST_HELD_OUT = 10_000
 
 
@@ -42,10 +42,10 @@ MOST_HELD_OUT = 10_000
 class InjectionReplayResult:
     """The result of replaying a published injection.
 
-    ``records_before``: the steps before the fault; ``golden_step`` and ``faulty_step``: its step without and with it, from
-    the same state; ``records_after``: those that followed. ``held_out_loss_and_accuracy``: mean loss and accuracy on the
-    held-out images at the end (None: the training had stopped). ``elements_corrupted``: elements that were corrupted.
-    ``trace``: how the fault spread through its step, where that was asked. ``notes``: what to know about the images.
+    ``records_before`` and ``records_after`` are the steps before and after the fault; ``golden_step`` and ``faulty_step`` its
+    step without and with it, from the same state. ``held_out_loss_and_accuracy``: mean loss and accuracy on the held-out images
+    at the end (``None`` if the training had stopped). ``elements_corrupted``: number of corrupted elements. ``trace``:
+    propagation of the fault through its step, if requested. ``notes``: notes about the images.
     """
 
     log: str
@@ -102,14 +102,14 @@ class InjectionReplay:
     """The training around one published injection.
 
     Args:
-        injection: Read from a file.
-        data: ``.npz`` of images, or ``digits``: the stand-in that needs no file; the last sixth is held out.
-        weights: Start from these (state dict or safetensors of the network here), None: a fresh network.
-        batch: Of all eight workers.
-        images: Use only the first so many.
+        injection: Injection that was read from a file.
+        data: ``.npz`` file of images, or ``digits`` for the images that need no file; the last sixth is held out.
+        weights: Initial weights (state dict or safetensors of the network here); ``None`` for a fresh network.
+        batch: Batch size of all eight workers together.
+        images: Number of images to use, the first ones.
 
     Raises:
-        UsageError: the injection does not fit the network or the batch, or a file cannot be read.
+        UsageError: The injection does not fit the network or the batch, or a file cannot be read.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class InjectionReplay:
         self.training = PublishedTraining(
             injection.model, known, rate=rate, batch=batch, width=width, seed=injection.seed
         )
-        # Nothing needs the gradient of the images, but a fault there must have something to land in.
+        # The gradient of the images is not needed, but a fault in it must be injected somewhere.
         self.training.input_gradients = self._conv.size == IMAGE and injection.phase == "grad_in"
         self.weights = f"none: a fresh network (seed {injection.seed}); the epochs before the fault are not trained"
         if weights is not None:
@@ -177,7 +177,8 @@ class InjectionReplay:
     ) -> PublishedStepRecord:
         """Run the target step, from the same state in every call.
 
-        ``inner_context`` is entered within the mode that corrupts. Raises ``InjectionError`` where the fault does not land.
+        ``inner_context`` is entered inside the mode that injects the fault. Raises ``InjectionError`` if the fault cannot be
+        injected.
         """
         if self._state is None:
             self._state = self.training.snapshot()
@@ -236,12 +237,12 @@ def replay_injection(
     """Replay a published injection and write its log.
 
     Args:
-        steps: To train after the fault.
-        steps_before: To train before it; by default, as published, those of its epoch where weights are
-            given, none without.
-        log: ``replay_….txt`` with the name of the injection's file, here, by default.
-        trace: Compare every operation of the faulty step with its golden twin, too. The other arguments are
-            those of `InjectionReplay`, which says what is raised, too.
+        steps: Number of training steps after the fault.
+        steps_before: Number of training steps before the fault. The default is, as published, all earlier steps of its epoch if
+            weights are given, and otherwise none.
+        log: Path of the log; by default ``replay_….txt`` with the name of the injection's file, in the current folder.
+        trace: Whether to compare every operation of the faulty step with the golden one. The other arguments and the exceptions
+            are those of `InjectionReplay`.
     """
     if steps_before is None:
         steps_before = 0 if weights is None else injection.target_step

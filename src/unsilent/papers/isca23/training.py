@@ -2,20 +2,20 @@
 
 Each worker runs a forward and a backward pass of its own, with its own batch statistics; losses are divided by the whole batch
 and gradients add up. So worker ``w`` is ``micro_step=w`` of a `Step` around it. Everything random (order of the images,
-augmentation, dropout) follows from the seed, the epoch, the step and the worker alone: a step can be run again from a snapshot,
+augmentation, dropout) depends only on the seed, the epoch, the step and the worker, so a step can be run again from a snapshot,
 bit for bit.
 
-What follows the sources: images normalised by the mean and deviation of all their numbers; flips left-right and up-down; a crop
-of 32 x 32 after 6 zeros on each side, one for all images of a worker; Adam with Keras's epsilon 1e-7 (plain SGD for
-``resnet18_sgd``) under a linear decay of its rate. Moving statistics are variables that TensorFlow keeps apart on each replica
-and averages where they are read outside of one, so each worker has its own, in training and in evaluation. Our reading, for the
-sources leave it open: the rate has decayed by the steps of all epochs before. Not followed: the artifact's two passes of a
-faulty step (the first, which looks up golden values, also moves its statistics), its random numbers, and Adam's epsilon, which
-torch adds after the correction of the bias and Keras before.
+The following is taken from the sources: images normalised by the mean and deviation of all their numbers; flips left-right and
+up-down; a crop of 32 x 32 after 6 zeros on each side, one for all images of a worker; Adam with Keras's epsilon 1e-7 (plain SGD
+for ``resnet18_sgd``) under a linear decay of its rate. Moving statistics are variables that TensorFlow keeps separately on each
+replica and averages if they are read outside of one, so each worker has its own, in training and in evaluation. One point is
+our interpretation, as the sources leave it open: the rate has decayed by the steps of all earlier epochs. Three points of the
+artifact are not reproduced: its two passes of a faulty step (the first, which reads golden values, also updates its
+statistics), its random numbers, and its Adam epsilon, which torch adds after the bias correction and Keras before.
 
-`digits_as_images` takes the place of CIFAR-10 where no file is at hand: scikit-learn's handwritten digits, enlarged. They have
-the shapes and the number of classes of CIFAR-10 and nothing else of it: a published injection corrupts the same place of the same
-operation, in a network that learns other pictures.
+`digits_as_images` replaces CIFAR-10 if no file is available: scikit-learn's handwritten digits, enlarged. They share only the
+shapes and the number of classes with CIFAR-10. A published injection corrupts the same place of the same operation, in a
+network that learns other images.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def untrained_network(name: str = "resnet18", *, width: int = 64, seed: int = 12
 
     Args:
         name: ``resnet18``, ``resnet18_nobn`` (no batch norm), ``resnet18_sgd`` (no dropout), ``densenet`` or ``effnet``.
-        width: 64 as published; with less, all channels are fewer in proportion, for tests.
+        width: 64 as published. A smaller width reduces all channels in proportion, for tests.
     """
     if name not in NETWORKS:
         raise unknown_name_error("published network", name, NETWORKS)
@@ -83,10 +83,10 @@ DECAY: Mapping[str, tuple[int, float]] = {
     "densenet": (5000, 1e-4),
     "effnet": (2000, 5e-4),
 }
-"""Steps over which the rate goes down, and to what."""
+"""Number of steps over which the learning rate decays, and its final value, by network."""
 MARGIN = 6
 EVALUATED = 1000
-"""Images of an evaluation's batch; each worker takes an eighth of it."""
+"""Number of images in a batch of the evaluation; each worker evaluates an eighth of it."""
 _SHUFFLE, _AUGMENT, _DROPOUT = range(3)
 
 
@@ -119,12 +119,12 @@ def split_and_normalise(images: Tensor, labels: Tensor, train: int) -> tuple[Nor
 
     Images are uint8 [n, 32, 32, 3].
 
-    Both are normalised by the mean and deviation of all numbers of the training set.
+    Both sets are normalised by the mean and deviation of all numbers of the training set.
     """
     counts = sum(np.bincount(part.numpy().reshape(-1), minlength=256) for part in images[:train].split(1000))
     shares, levels = counts / np.sum(counts), np.arange(256.0)
     mean = float(shares @ levels)
-    # Images of one colour are no images, but no error.
+    # Images of one colour are not useful, but not an error.
     deviation = max(float(np.sqrt(shares @ (levels - mean) ** 2)), 1e-9)
     rows_of_parts = (slice(train), slice(train, None))
     parts = [NormalisedImages(images[rows], labels[rows], mean, deviation) for rows in rows_of_parts]
@@ -135,10 +135,10 @@ class PublishedTraining:
     """A published training: model, optimizer, and the batch norm statistics of each worker.
 
     Args:
-        name: The published network.
+        name: Name of the published network.
         data: Training images.
-        batch: Of all workers together.
-        rate: At which the decay starts.
+        batch: Batch size of all workers together.
+        rate: Learning rate at which the decay starts.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class PublishedTraining:
     ) -> PublishedStepRecord:
         """Train one step of an epoch, with faults in it.
 
-        ``inner_context`` is entered within the mode that corrupts them.
+        ``inner_context`` is entered inside the mode that injects the faults.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate(epoch * STEPS + number)
@@ -289,7 +289,7 @@ class PublishedTraining:
 
 
 SCALE = 4
-"""From 8 x 8 to 32 x 32 pixels."""
+"""Enlargement factor from 8 x 8 to 32 x 32 pixels."""
 
 
 def digits_as_images() -> tuple[Tensor, Tensor]:

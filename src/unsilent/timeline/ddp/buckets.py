@@ -23,7 +23,7 @@ class RecordedBuckets(NamedTuple):
     Attributes:
         gradients: Gradients of each bucket; indices in the order in which they are ready.
         carries: Whether an operation carries a bucket, bool[operations].
-        item_bytes: Bytes of one number as it is sent; -1: unknown.
+        item_bytes: Bytes of one number when sent; -1: unknown.
     """
 
     gradients: list[list[int]]
@@ -41,7 +41,8 @@ def recorded_buckets(job: Job, sizes: NDArray[np.int64]) -> RecordedBuckets:
         sizes: Bytes of each gradient, in the order in which they are ready.
 
     Raises:
-        UsageError: gradients are left over, as where a communication hook sends something else, or steps have other buckets.
+        UsageError: Gradients are left over, for example because a communication hook sends something else, or buckets differ
+            between steps.
     """
     operations, carries = job.operations, np.zeros(len(job.operations), bool)
     reduces = np.array([bool(_ALL_REDUCE.search(name)) for name in operations.names], bool)[operations.name]
@@ -77,7 +78,7 @@ def _whole_gradients(carried: Sequence[int], sizes: NDArray[np.int64]) -> tuple[
     """The gradients in each bucket, and the positions of the collectives that carry them."""
     place_of_end = {int(end): number + 1 for number, end in enumerate(np.cumsum(sizes))}
     buckets, places, left, sent, first = list[list[int]](), list[int](), list(range(len(carried))), 0, 0
-    # gloo begins two at once, now and then the later one first
+    # gloo begins two at once, sometimes the later one first
     while (
         place := next(
             (reduction for reduction in left if carried[reduction] > 0 and sent + carried[reduction] in place_of_end),

@@ -1,8 +1,8 @@
 """A model of training steps under DDP, from gradient times, buckets and the cost of collectives.
 
-The time of a step follows from recorded times that no other rank delays (up to the backward pass, gradients becoming ready, what
-follows the last collective) and from what collectives cost. Buckets, their costs and delays of ranks can be replaced. Buckets
-travel one after the other, as they share a link; each begins once the last rank has it ready.
+The time of a step is computed from recorded times that no other rank delays (the time before the backward pass, the time until
+each gradient is ready, the time after the last collective) and from the cost of collectives. Buckets, their costs and delays of
+ranks can be replaced. Buckets are sent one after the other, as they share a link. Each is sent once it is ready on all ranks.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from unsilent.timeline.step_split import Floats
 
 MIB = 2**20
 DEFAULT_CAPS = (MIB, 25 * MIB)
-"""Bytes of DDP's buckets where nothing is said: of the first one, and of the others."""
+"""Default bytes of DDP's buckets: the first one, and the others."""
 Cost = Callable[[Floats], Floats]
-"""Seconds that a collective of so many bytes takes, float64[...] -> float64[...]."""
+"""Function from the bytes of collectives to their seconds, float64[...] -> float64[...]."""
 
 
 def assign_buckets(sizes: Sequence[int], caps: Sequence[int]) -> list[list[int]]:
     """The buckets into which DDP puts gradients of the given sizes.
 
-    A bucket is closed once it holds its cap or more; no gradient is divided. The last cap is that of all further buckets.
+    A bucket is closed once it holds its cap or more; no gradient is divided. The last cap also applies to all further buckets.
 
     Args:
         sizes: Bytes of each gradient.
         caps: Bytes of each bucket.
 
-    Returns: indices of gradients by bucket.
+    Returns: Indices of gradients by bucket.
     """
     result: list[list[int]] = []
     bucket, size = list[int](), 0
@@ -50,11 +50,11 @@ class DdpSteps:
 
     Attributes:
         sizes: Bytes of each gradient, in the order in which they are ready, int64[gradients].
-        before: Seconds from a step's begin to that of its backward pass, float64[ranks, steps].
-        ready: Seconds from there until each gradient is ready, float64[ranks, steps, gradients].
-        backward: Seconds from there to the backward pass's end without waiting, float64[ranks, steps].
-        after: Seconds from when all is computed and reduced to the step's end, float64[ranks, steps].
-        skew: Seconds by which ranks begin the first step late, float64[ranks].
+        before: Seconds from the begin of a step to the begin of its backward pass, float64[ranks, steps].
+        ready: Seconds from the begin of the backward pass until each gradient is ready, float64[ranks, steps, gradients].
+        backward: Seconds from the begin to the end of the backward pass without waiting, float64[ranks, steps].
+        after: Seconds from the end of the backward pass and its collectives to the end of the step, float64[ranks, steps].
+        skew: Seconds by which each rank begins the first step late, float64[ranks].
     """
 
     sizes: NDArray[np.int64]
@@ -72,7 +72,7 @@ class DdpSteps:
         Args:
             buckets: Indices of gradients by bucket, see `assign_buckets`.
             cost: Cost of a collective.
-            size_factor: Bytes that are sent for a byte of gradients (0.5: 16 bits for 32).
+            size_factor: Bytes sent for each byte of gradients (0.5: 16 bits for 32).
         """
         steps = self.before.shape[1]
         seconds = cost(size_factor * np.array([float(self.sizes[list(bucket)].sum()) for bucket in buckets]))
@@ -110,7 +110,7 @@ class LinkCost:
     def grows(self) -> bool:
         """Whether larger collectives cost more.
 
-        They do on any link; if not, the collectives of the fit did not show it.
+        This holds for any link; if it is false, the collectives of the fit did not show it.
         """
         return self.per_byte > 0
 
@@ -122,12 +122,14 @@ class LinkCost:
 def server_cost(all_reduce: LinkCost, ranks: int, servers: int) -> LinkCost:
     """The cost of pushing a bucket to parameter servers and pulling its sum.
 
-    The servers are apart from the ranks, each with a link like a rank's, and share each bucket evenly: the most loaded link
-    carries the bucket once (a rank's), or the parts of all ranks (a server's), first in one direction, then in the other.
+    The servers are separate from the ranks. Each has a link like a rank's, and an even share of each bucket. A rank's link
+    carries the bucket once, and a server's link the parts of all ranks, first in one direction, then in the other. The most
+    loaded link determines the cost.
 
     Args:
-        all_reduce: Cost by a ring of the ranks, which has the latency 2 (n - 1) times, and carries 2 (n - 1) / n of the payload.
-        ranks: n, at least 2.
+        all_reduce: Cost of a ring all-reduce of the ranks, which has 2 (n - 1) latencies, and carries 2 (n - 1) / n of the
+            payload.
+        ranks: Number n of ranks, at least 2.
         servers: Number of servers, at least 1.
     """
     hops = 2 * (ranks - 1)
@@ -140,9 +142,9 @@ def server_cost(all_reduce: LinkCost, ranks: int, servers: int) -> LinkCost:
 def fit_link_cost(sizes: Floats, seconds: Floats) -> LinkCost:
     """Fit a nonnegative latency and cost per byte to the mean time of each size.
 
-    With collectives of one size alone, the whole time counts as the cost of its bytes.
+    If all collectives have one size, the whole time counts as the cost of its bytes.
 
-    Means, as those of steps are predicted: a few slow collectives lengthen the mean step, but no median.
+    Means are used because mean step times are predicted: a few slow collectives lengthen the mean step, but not the median.
     """
     distinct = np.unique(sizes)
     means = np.array([seconds[sizes == size].mean() for size in distinct])
@@ -150,6 +152,6 @@ def fit_link_cost(sizes: Floats, seconds: Floats) -> LinkCost:
         return LinkCost(0.0, float(means[0] / distinct[0]), float(distinct[0]), float(distinct[0]))
     from scipy.optimize import nnls
 
-    weights = 1 / means.clip(1e-9)  # relative errors count, so that small sizes do
+    weights = 1 / means.clip(1e-9)  # relative errors count, so that small sizes matter
     (latency, per_byte), _ = nnls(np.stack([weights, distinct * weights], 1), np.ones(len(distinct)))
     return LinkCost(float(latency), float(per_byte), float(distinct[0]), float(distinct[-1]))

@@ -1,8 +1,9 @@
 """Finds the buckets and gradient precision of DDP with the shortest predicted steps.
 
-All sizes of buckets that make a difference are tried, then sizes of single buckets, as far as they shorten a step. Why
-neighbouring buckets stay apart is said by dPRO's condition for fusing tensors: two buckets are better one if the first's transfer
-ends later than the second is filled, plus what the larger one takes longer (MLSys 2022, https://arxiv.org/abs/2205.02473).
+All bucket sizes that make a difference are tried, and then sizes of single buckets, as long as they shorten a step. The reason
+why neighbouring buckets stay separate is given by dPRO's condition for fusing tensors: two buckets should be fused if the
+transfer of the first ends later than the second is filled, plus the additional time of the larger bucket (MLSys 2022,
+https://arxiv.org/abs/2205.02473).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from unsilent.timeline.ddp.model import DEFAULT_CAPS, MIB, Cost, DdpSteps, LinkC
 from unsilent.timeline.step_split import Floats
 
 PRECISIONS = {"fp32": 1.0, "fp16": 0.5}
-"""Bytes sent for a byte of a gradient of 32 bits, by precision."""
+"""Bytes sent for each byte of a 32-bit gradient, by precision."""
 MOST_ROUNDS = 20
 
 
@@ -25,10 +26,10 @@ class DdpSettings:
     """Bucket sizes and gradient precision, with the buckets and step times that they lead to.
 
     Attributes:
-        caps: MiB of each bucket, the last one for all further ones; empty: DDP's default.
+        caps: MiB of each bucket, the last one also for all further buckets; empty: DDP's default.
         precision: One of `PRECISIONS`.
         buckets: Indices of gradients by bucket.
-        seconds: Predicted, float64[steps].
+        seconds: Predicted seconds of each step, float64[steps].
     """
 
     caps: tuple[int, ...]
@@ -67,7 +68,7 @@ def optimise(recorded: DdpSteps, cost: LinkCost, precisions: Sequence[str] = tup
 
     Among equally fast settings, those with the fewest bucket sizes are chosen.
 
-    No bucket is larger than the sizes that the cost was fitted to, unless no setting keeps to them.
+    No bucket is larger than the sizes that the cost was fitted to, unless every setting exceeds them.
     """
     result = []
     for precision in precisions:
@@ -119,7 +120,7 @@ def _improved(recorded: DdpSteps, cost: LinkCost, best: DdpSettings) -> DdpSetti
 def reasons(recorded: DdpSteps, cost: Cost, settings: DdpSettings) -> list[str]:
     """A sentence for each pair of neighbouring buckets on whether they would end earlier as one.
 
-    Times are medians over steps; the last rank counts.
+    Times are medians over steps, and those of the last rank count.
     """
     sizes = bucket_sizes(recorded, settings)
     filled = [float(np.median(recorded.ready[:, :, bucket].max((0, 2)))) for bucket in settings.buckets]

@@ -34,11 +34,11 @@ class Optimised(Shown):
 
     Attributes:
         job: The recorded job.
-        recorded: Settings with the recorded buckets, with which others are compared.
-        default: Settings of DDP's default.
+        recorded: Settings with the recorded buckets, the baseline of comparisons.
+        default: DDP's default settings.
         best: Settings by gradient precision, the fastest first.
-        reduction: Program by which buckets are reduced in ``best``; `FLAT`: DDP's own.
-        cost: Cost of that program.
+        reduction: Reduction program used in ``best``; `FLAT` is DDP's own.
+        cost: Cost of the reduction program.
     """
 
     job: DdpJob
@@ -119,7 +119,7 @@ class Optimised(Shown):
 def find_settings(job: DdpJob, programs: Mapping[str, LinkCost] | None = None) -> Optimised:
     """The settings of DDP that are predicted to be fastest.
 
-    ``programs`` are costs of further reduction programs by name; None allows DDP's own reduction alone.
+    ``programs`` are costs of further reduction programs by name; with ``None``, only DDP's own reduction is considered.
     """
     is_halved = job.cost.grows and job.item_bytes in (-1, 4)
     precisions = list(PRECISIONS) if is_halved else ["fp32"]

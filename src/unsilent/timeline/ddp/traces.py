@@ -20,10 +20,10 @@ from unsilent.timeline.step_split import Floats, latest_entries, step_bounds
 from unsilent.timeline.stragglers import has_several_passes
 
 MOST_ERROR = 0.1
-"""Predictions are not believed where recorded steps are missed by more than this share of their time, on average."""
+"""Predictions are not trusted if the mean error for recorded steps is more than this share of their time."""
 RESAMPLES = 200
 StepSeconds = Callable[[LinkCost], Floats]
-"""Predicted seconds of each step by what a collective costs."""
+"""Function from the cost of a collective to the predicted seconds of each step."""
 
 
 class Transfers(NamedTuple):
@@ -41,11 +41,11 @@ class DdpJob:
     Attributes:
         steps: Times of the steps that do not depend on buckets.
         buckets: Gradients of each recorded bucket, by their bytes; indices in the order in which they are ready.
-        cost: Cost of a collective, fitted to those of the trace.
+        cost: Cost of a collective, fitted to the collectives of the trace.
         recorded: Seconds of each step, float64[steps].
-        item_bytes: Bytes of one number of a gradient as it is sent; -1: unknown.
+        item_bytes: Bytes of one number of a gradient when sent; -1: unknown.
         notes: Notes for the reader of any prediction, one sentence each.
-        transfers: Transfers that ``cost`` was fitted to; None: it was not.
+        transfers: Transfers that ``cost`` was fitted to; ``None`` if it was not fitted.
     """
 
     steps: DdpSteps
@@ -65,7 +65,7 @@ class DdpJob:
     def doubt(self) -> str:
         """Why predictions are not to be trusted, or an empty text if they may be trusted.
 
-        Single steps are looked at, as a cost that was fitted to the recording fits its mean step anyway.
+        Single steps are compared, as a cost that was fitted to the recording always fits its mean step.
         """
         error = float(np.abs(self.replayed() - self.recorded).mean() / self.recorded.mean())
         if error <= MOST_ERROR:
@@ -92,7 +92,7 @@ class DdpJob:
             ratios.append(float(predicted(cost)[steps].mean() / baseline(cost)[steps].mean()))
         tail = (1 - CONFIDENCE) / 2
         low, high = np.quantile(ratios, (tail, 1 - tail))
-        # limits of percentiles may leave out the estimate, where a resampled fit has another form
+        # percentile limits may exclude the estimate, if a resampled fit has another form
         return Interval(
             estimate, min(float(low), estimate), max(float(high), estimate), CONFIDENCE, n, "bootstrap over steps"
         )
@@ -105,10 +105,10 @@ class DdpJob:
 def ddp_job(job: Job, cost: LinkCost | None = None) -> DdpJob:
     """The training under DDP that a job recorded.
 
-    ``cost`` is the cost of a collective; None fits one to the collectives of the trace.
+    ``cost`` is the cost of a collective; with ``None``, it is fitted to the collectives of the trace.
 
     Raises:
-        UsageError: gradients, a backward pass or all-reduces are missing, or ranks do not have the same ones.
+        UsageError: Gradients, a backward pass or all-reduces are missing, or differ between ranks.
     """
     ranks, count = job.ranks, len(job.steps)
     if (job.world_size or len(ranks)) < 2:

@@ -1,7 +1,8 @@
 """Predicted steps of a training under DDP with other buckets, precision, reduction or servers.
 
-Forms: ``buckets=25`` or ``buckets=1,8,25`` (MiB, the last for all further ones), ``gradients=fp16`` or ``bf16``,
-``reduction=PROGRAM`` (as `unsilent placement` names it), ``server=N``. Each is answered by `ddp_model`, all else as recorded.
+Forms: ``buckets=25`` or ``buckets=1,8,25`` (MiB, the last also for all further buckets), ``gradients=fp16`` or ``bf16``,
+``reduction=PROGRAM`` (a name from `unsilent placement`), ``server=N``. Each is answered by `ddp_model`, with everything else as
+recorded.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from unsilent.timeline.step_split import Floats
 
 FORMS = ("buckets=25", "buckets=1,8,25", "gradients=fp16", "gradients=bf16", "reduction=PROGRAM", "server=N")
 LARGEST_BUCKET, MOST_SERVERS = 2**20, 2**20
-"""Largest bucket in MiB, and most servers: more is taken for a slip of the finger."""
+"""Largest bucket in MiB, and most servers; larger numbers are rejected as typing errors."""
 SIXTEEN_BITS = ("fp16", "bf16")
 DOES_NOT_GROW = (
     "what a larger collective costs does not show in the measured times; measure the link (unsilent placement measure) and "
@@ -38,7 +39,8 @@ class DdpQuestions:
 
     Args:
         job: Job on one clock.
-        system: Description of the machine for costs (see `unsilent.timeline.link_costs`); empty: fitted to the traces.
+        system: Description of the machine for costs (see `unsilent.timeline.link_costs`); if empty, costs are fitted to the
+            traces.
     """
 
     def __init__(self, job: Job, system: str = "") -> None:
@@ -85,7 +87,7 @@ class DdpQuestions:
         elif not cost.covers(sizes):
             notes.append(f"{beyond_fit(cost, sizes)}; give a --system that was measured with --sizes around these")
 
-        # Both are functions of the cost, as limits come from costs that are fitted to resampled steps.
+        # Both are functions of the cost, as limits are computed with costs fitted to resampled steps.
         def predicted(fitted: LinkCost) -> Floats:
             return ddp.steps.step_seconds(buckets, change(fitted), share)
 
@@ -143,7 +145,7 @@ def sixteen_bit_share(item_bytes: NDArray[np.integer[Any]], setting: str) -> Flo
     ``item_bytes`` are the bytes of one recorded number; -1 is unknown and counts as 4.
 
     Raises:
-        UsageError: they all have 16 bits already.
+        UsageError: All payloads have 16 bits already.
     """
     if (item_bytes == 2).all():
         raise UsageError(

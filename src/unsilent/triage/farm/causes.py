@@ -26,9 +26,9 @@ class Replica:
 
     Attributes:
         batch, loss: Batch and loss of the step.
-        sent: Gradients, as they reach the other ranks.
+        sent: Gradients that the other ranks receive.
         is_zeroing: Whether gradients are set to zero before this step.
-        is_updating: Whether the optimizer makes this step.
+        is_updating: Whether the optimizer updates parameters in this step.
     """
 
     rank: int
@@ -76,8 +76,8 @@ class Cause:
     """The change that a cause makes, and when.
 
     Attributes:
-        apply: Function that does it to one rank; gets the step as well.
-        lasts: Whether it is done in each step from then on.
+        apply: Function that makes the change in one rank; it also gets the step.
+        lasts: Whether the change is made in each step from then on.
     """
 
     point: Point
@@ -251,4 +251,4 @@ CAUSES: dict[tuple[str, str], Cause] = {
     ("healthy", "unusual batch"): Cause(Point.BATCH, _unusual_batch),
     ("healthy", "other data for all"): Cause(Point.BATCH, _other_data, lasts=True),
 }
-"""Causes that change what is computed. Others change files, times, or which ranks go on: see `simulated_job`, `record`."""
+"""Causes that change the computation. Others change files, times, or which ranks continue: see `simulated_job`, `record`."""

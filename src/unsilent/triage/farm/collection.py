@@ -4,9 +4,9 @@
     NNNNN/planned.json      the cause and its place; no query reads it
     NNNNN/incident/         the folder of the incident
     NNNNN/twin/             the same run without the cause, recorded at the same step
-    labels.jsonl            a line for each incident: what each query came to, and its grade
+    labels.jsonl            a line for each incident: the finding of each query, and its grade
 
-A folder with a number is complete: it gets its name when all of it is there.
+A folder with a number is complete, as it gets its name once all its content exists.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def make_collection(
     """Make and grade the incidents that the folder lacks, and return all of its incidents.
 
     Args:
-        count: Simulated incidents.
-        seed: Seed of all that is drawn.
-        real: Incidents of two real processes under the real monitor, which come after them.
-        workers: Processes that simulate; incidents do not depend on it.
+        count: Number of simulated incidents.
+        seed: Seed of all random choices.
+        real: Number of incidents of two real processes under the real monitor, which follow the simulated ones.
+        workers: Number of processes that simulate; incidents do not depend on it.
 
     Raises:
-        UsageError: the folder has another collection, or cannot be written.
+        UsageError: The folder has another collection, or cannot be written.
     """
     check_count("--incidents", count, 0, MOST_INCIDENTS)
     check_count("--real", real, 0, MOST_INCIDENTS - count)

@@ -1,7 +1,7 @@
 """Grades queries by executing each on an incident and on its twin, the same run without the cause.
 
-The cause comes from what is planned, which queries do not see. A query that needs the user's code or device is not executed: it
-is not answered, and its grade is 0.
+The cause comes from the plan, which queries do not read. A query that needs the user's code or device is not executed: it
+counts as unanswered, and its grade is 0.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from unsilent.triage.possible_queries import possible_queries
 from unsilent.triage.queries.table import execute
 
 NEAR = 2
-"""Steps between the cause and a finding that names its step."""
+"""Most steps between the cause and a finding that still names its step."""
 
 
 def naming(planned: PlannedIncident) -> frozenset[FindingKind]:
@@ -50,14 +50,14 @@ def naming(planned: PlannedIncident) -> frozenset[FindingKind]:
             f"the cause of incident {planned.number} is {planned.family}, {planned.kind}; expected one of farm.planned.FAMILIES, "
             "or of a real job; make the collection again"
         )
-    # With one rank, the state that all ranks have alike is the state of a rank.
+    # With one rank, the state that all ranks share is the state of that rank.
     return kinds | {FindingKind.STATE} if planned.world_size == 1 and FindingKind.COMMON_STATE in kinds else kinds
 
 
 def grade(planned: PlannedIncident, finding: Finding, twin: Finding) -> int:
     """Grade from 0 to 3 of how precisely a finding names the cause.
 
-    3: its place and its kind; 2: its place; 1: nothing of it, but the run without the cause has another finding; 0: otherwise.
+    3: its place and its kind; 2: only its place; 1: neither, but the run without the cause has another finding; 0: otherwise.
     """
     kinds = naming(planned)
     if not kinds or finding.outcome not in (Outcome.LOCALISED, Outcome.DIFFERS) or is_same(finding, twin):
@@ -118,7 +118,7 @@ def label_collection(folder: Path, workers: int = 1) -> Path:
 
     Continues an interrupted run.
 
-    Raises ``UsageError`` where an incident or a line of the file cannot be read.
+    Raises ``UsageError`` if an incident or a line of the file cannot be read.
     """
     path = folder / LABELS_FILE
     done = {incident.planned.number for incident in read_labels(path)} if _complete_lines(path) else set()

@@ -32,8 +32,8 @@ class GradedQuery:
     """The result of a query on an incident, with its grade.
 
     Attributes:
-        grade: 3: the finding names the place of the cause (rank, tensor or step) and its kind; 2: its place; 1: it differs from
-            that of the run without the cause; 0: neither.
+        grade: 3: the finding names the place of the cause (rank, tensor or step) and its kind; 2: only its place; 1: neither,
+            but the finding differs from that of the run without the cause; 0: otherwise.
         outcome, kind: Outcome and kind of the finding.
         is_same: Whether the run without the cause gives the same finding.
         seconds: Seconds that the query took.

@@ -15,7 +15,7 @@ from unsilent.triage.history import FAR
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?", re.IGNORECASE)
 _DOTTED = re.compile(r"\b[A-Za-z_]\w*(?:\.\w+)+\b")
 LARGE = (10.0, 1000.0)
-"""Factors between a value and its past, at which a coarser name of it changes."""
+"""Factors between a value and its past at which its coarse description changes."""
 
 
 def group_of(report: str, bundle: Bundle) -> str:

@@ -29,7 +29,7 @@ CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by pe
 TIMED_OUT = (
     "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete"
 )
-"""Errors of gloo in ranks that wait for one whose process ended, or which does not come."""
+"""Errors of gloo in ranks that wait for a rank whose process ended or which does not arrive."""
 
 
 def write_optional_parts(
@@ -105,8 +105,8 @@ def _flight(done: int, waits: bool, elements: int) -> dict[str, Any]:
     """A flight recorder dump of the last collectives, one per step, in torch's format for gloo.
 
     Args:
-        done: Steps that were made.
-        waits: Whether the rank is in the collective of the next step.
+        done: Number of completed steps.
+        waits: Whether the rank waits in the collective of the next step.
     """
     last = done + waits
     numbers = range(max(1, last - FLIGHT_ENTRIES + 1), last + 1)

@@ -19,9 +19,9 @@ from unsilent.events.event_files import parse_fields
 from unsilent.triage.farm.naming import HEALTHY, NAMING, REAL
 
 PLANNED_FILE, INCIDENT_FOLDER, TWIN_FOLDER = "planned.json", "incident", "twin"
-"""File and folders of an incident in its folder, see `collection`."""
+"""File and subfolders in the folder of an incident, see `collection`."""
 MOST_BYTES = 2**20
-"""Most bytes of a file that says what is in a collection, or what was planned."""
+"""Most bytes of a file that describes a collection or a plan."""
 _UNFINISHED = ".unfinished-"
 
 FAMILIES = {
@@ -33,9 +33,9 @@ WORKLOADS = ("mlp", "convolution", "transformer", "recurrent")
 WORLD_SIZES = (1, 2, 4, 8)
 HEALTHY_SHARE = 0.2
 FIRST, LAST = 44, 60
-"""Between these steps a cause begins."""
+"""Range of steps in which a cause may begin; the end is exclusive."""
 NEEDS_RANKS = frozenset({"payload", "replica", "time", "stopped"})
-"""Families that need another rank."""
+"""Families of causes that need another rank."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,13 @@ class PlannedIncident:
 
     Attributes:
         number: Number in its collection.
-        family, kind: Family and kind of the cause, of `FAMILIES`; of real processes, `REAL` with the kind, and a variety of it.
-        workload: Name in `WORKLOADS`.
+        family, kind: Family and kind of the cause, from `FAMILIES`; for real processes, `REAL` with the kind, and a variety of
+            it.
+        workload: Name from `WORKLOADS`.
         world_size: Number of ranks.
-        rank: Rank that the cause is in; -1: in all ranks alike.
-        step: Step in which it begins.
-        seed: Seed of the training and of what is drawn for it.
+        rank: Rank with the cause; -1 if all ranks have it.
+        step: Step in which the cause begins.
+        seed: Seed of the training and of its random choices.
         draws: Four numbers from 0 to 1 that choose tensor, element, size and words of the report.
     """
 
@@ -73,7 +74,7 @@ ALL_RANKS_ALIKE = frozenset({
     "damaged for all", "learning rate", "seed", "gradients not zeroed", "bfloat16 weights", "full disk", "nothing",
     "learning rate by plan", "other data for all", "noisy time",
 })  # fmt: skip
-"""Kinds that are in no rank alone."""
+"""Kinds of causes that affect all ranks equally."""
 
 
 def planned_incidents(count: int, seed: int) -> list[PlannedIncident]:

@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 RealIncident = tuple[PlannedIncident, PlantedAnomaly]
 KINDS: tuple[FaultKind, ...] = (*VARIETIES, "benign")
-"""Kinds of faults, one after the other; two of seven are benign."""
+"""Kinds of faults, used in turn; two of seven are benign."""
 RANKS = 2
 SECONDS = 120.0
-"""Seconds that a gang may take to start, and for an incident."""
+"""Most seconds for the start of a gang, and for an incident."""
 
 
 def real_incidents(count: int, seed: int, first_number: int) -> list[RealIncident]:
@@ -87,7 +87,7 @@ def run_gang(
 ) -> None:
     """Call a function with the rank and the arguments in each of several new processes.
 
-    Raises ``UnsilentError`` where one ends early or they take longer than this many seconds.
+    Raises ``UnsilentError`` if one ends early or they take longer than this many seconds.
     """
     context, end = multiprocessing.get_context("spawn"), time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as meeting_folder:

@@ -26,7 +26,7 @@ from unsilent.version import __version__
 
 MEANS = {"loader": 0.002, "forward": 0.03, "early backward": 0.025, "late backward": 0.03, "optimizer": 0.005}
 SPREAD, NOISY = 0.05, 4.0
-"""Spread of the logarithms, and how much larger it is in all ranks of a job with noisy times."""
+"""Spread of the logarithms, and the factor by which it is larger in all ranks of a job with noisy times."""
 LOADER = PARTS.index("loader")
 
 
@@ -50,9 +50,9 @@ def drawn_seconds(planned: PlannedIncident, steps: int, is_twin: bool) -> Floats
 
 
 NOTICED_AFTER = (2, 10)
-"""Steps from that of a cause, which healthy jobs have as well, until somebody notices without an alarm."""
+"""Range of steps after a cause (which healthy jobs also have) until somebody notices it without an alarm."""
 CHECKPOINTS = "checkpoints"
-"""Folder of checkpoints in that of the incident, whose record names them from there."""
+"""Folder of checkpoints in the folder of the incident, whose record names them by relative paths."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +71,7 @@ def simulate(planned: PlannedIncident, folder: Path, is_twin: bool, step: int | 
 
     Args:
         is_twin: Whether to leave out the cause.
-        step: Step that is recorded; None: that of the first alarm after the cause began, or a later one.
+        step: Step that is recorded; ``None``: the step of the first alarm after the cause began, or a later one.
     """
     job = SimulatedJob(planned, is_twin, folder / CHECKPOINTS)
     watch = Watch(job, planned.step)

@@ -1,8 +1,8 @@
 """Writes synthetic reports in words from what the recorded incident shows, without its cause.
 
 A report has one of several styles: empty, with a hypothesis that nothing supports, vague, with a place (which is sometimes
-wrong), with typing errors, or plain. A quarter is empty or misleading. No word of one family of templates is in another, so that
-what is learned from the words of one can be tried on the other.
+wrong), with typing errors, or plain. A quarter is empty or misleading. Families of templates share no words, so that a model
+trained on the words of one can be tested on the other.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from unsilent.triage.findings import Blanks
 from unsilent.triage.history import FAR, past_end, past_scores, window
 
 ROSE = 2.0
-"""Times the usual value from which on somebody would say that it rose."""
+"""Least factor over the usual value that a person would describe as a rise."""
 SLOW = 1.15
-"""Times the seconds of the fastest rank from which on somebody would notice a slower one."""
+"""Least factor over the seconds of the fastest rank at which a person would notice a slower one."""
 _EMPTY, _HYPOTHESIS, _WRONG_PLACE, _PLACE, _VAGUE, _TYPING = 0.10, 0.20, 0.25, 0.40, 0.60, 0.75
-"""Shares of styles, each added to those before; the rest is plain."""
+"""Cumulative shares of styles; the rest is plain."""
 TEMPLATES: dict[str, dict[str, tuple[str, ...]]] = {
     "terse": {
         "nonfinite": ("loss is nan since step {step}", "nan at step {step}"),
@@ -60,7 +60,7 @@ class Symptoms:
     Attributes:
         seen: Names of `TEMPLATES`, with the factor of each.
         ranks: Ranks of the job, the most unusual one first.
-        tensor: The most unusual one; empty: none is known.
+        tensor: The most unusual tensor; empty if none is known.
     """
 
     seen: dict[str, float]

@@ -1,6 +1,6 @@
 """A small training of several ranks in one process, in which a cause of an incident can be planted.
 
-Every step is begun, computed and applied, so that what watches it can read state and gradients in between.
+Every step is begun, computed and applied separately, so that a monitor can read state and gradients in between.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from unsilent.triage.farm.planned import PlannedIncident
 
 CHECKPOINT_INTERVAL = 20
 LOADED, OLDER = 40, 20
-"""The checkpoint that a job which is started again loads, and the one before it."""
+"""Steps of the checkpoint that a restarted job loads, and of the one before it."""
 
 
 def starts_again(planned: PlannedIncident) -> bool:
     """Whether all ranks load a checkpoint in the step of the cause.
 
-    Some healthy jobs do so too, so that it does not reveal the cause.
+    Some healthy jobs do so too, so that a restart does not reveal the cause.
     """
     return planned.family in ("checkpoint", "configuration") or (planned.kind == "nothing" and planned.draws[0] < 0.5)
 
@@ -37,13 +37,13 @@ class SimulatedJob:
     """A simulated training of several ranks.
 
     Args:
-        planned: Cause that is put into it, unless ``is_twin``.
+        planned: Cause that is planted in the job, unless ``is_twin``.
         folder: Folder for checkpoints.
 
     Attributes:
-        step: Step that it is in.
+        step: Current step.
         replicas: Replica of each rank.
-        saved: Checkpoints so far.
+        saved: Checkpoints saved so far.
         has_failed_to_save: Whether the disk was full.
     """
 
@@ -129,7 +129,7 @@ class SimulatedJob:
     def _start_again(self) -> None:
         """Let all ranks load the newest checkpoint.
 
-        Depending on the cause, it is damaged, or one rank loads an older one.
+        Depending on the cause, the checkpoint is damaged, or one rank loads an older one.
         """
         from safetensors.torch import load_file
 

@@ -36,13 +36,14 @@ class Watch:
     """The monitor of all ranks in a simulated job.
 
     Args:
-        first: The step from which alarms count; those before it were looked at and dismissed, and bits are not compared.
+        first: The step from which alarms count. Earlier alarms were examined and dismissed, and bits are not compared before
+            it.
 
     Attributes:
         series: Series that are read.
         rows: float64[ranks, series] of each step.
         alarms: Alarms of all ranks, from ``first`` on.
-        first_suspect: Suspect of the first step with an alarm; None: there was none.
+        first_suspect: Suspect of the first step with an alarm; ``None`` if there was none.
     """
 
     def __init__(self, job: SimulatedJob, first: int) -> None:

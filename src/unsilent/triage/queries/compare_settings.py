@@ -17,7 +17,7 @@ NOT_COUNTED = re.compile(
     r"|hostname|node|port|addr|workers|user|sha|commit|revision|log[_-]?level|verbose|verbosity)",
     re.IGNORECASE,
 )
-"""Last names of settings that differ between runs which are meant to be the same."""
+"""Last names of settings that differ even between runs that are meant to be equal."""
 EXCEPT = "names, ids, commits, folders, dates, hosts, workers and levels of logs"
 MOST_SHOWN = 3
 LONGEST_VALUE = 60
@@ -81,7 +81,7 @@ def _plain(value: Any) -> Any:
     if value is None or value in ("", _ABSENT, [], {}):
         return None
     for number in (int, float) if isinstance(value, str) else ():
-        with suppress(ValueError):  # also of whole numbers with more digits than Python reads
+        with suppress(ValueError):  # also for whole numbers with more digits than Python reads
             value = number(value)
             break
     return "nan" if isinstance(value, float) and math.isnan(value) else value

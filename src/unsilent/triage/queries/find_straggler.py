@@ -14,7 +14,7 @@ from unsilent.triage.optional_parts import RecordedTimes
 
 Rows = NDArray[np.intp]
 FAR = 5.0
-"""Usual deviations of earlier steps from which on a rank is later than it was."""
+"""Least number of typical deviations of earlier steps by which a rank is later than before."""
 
 
 def answer(bundle: Bundle, blanks: Blanks) -> Finding:

@@ -12,9 +12,9 @@ from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome, plac
 from unsilent.triage.tensor_summaries import TensorSummary
 
 IGNORED_LABELS = (-1, -100)
-"""Labels that programs use for a label that does not count."""
+"""Values that programs use for ignored labels."""
 LEAST_ELEMENTS = 8
-"""Fewer may be alike by chance."""
+"""Least number of elements; fewer may be equal by chance."""
 
 
 def answer(bundle: Bundle, blanks: Blanks) -> Finding:
@@ -34,7 +34,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
                 for number, peer_batch in everybody.items()
                 if number != rank and name in peer_batch.tensors
             ]
-            # The lower median: of two peers, one that is too large itself must not hide this one.
+            # The lower median, so that one of two peers that is too large itself does not hide this one.
             usual = statistics.median_low([peer.largest for peer in peers]) if peers else 0.0
             if tensor.nonfinite:
                 unusual.setdefault(rank, []).append((name, f"{count_text(tensor.nonfinite, 'element')} not finite"))

@@ -11,10 +11,10 @@ from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome, plac
 from unsilent.triage.tensor_summaries import RecordedTensors, TensorSummary
 
 EXTREME = 1e4
-"""Ratio of an element to the root mean square of others that is extreme: moments of healthy trainings reach hundreds."""
+"""Least extreme ratio of an element to the root mean square of others; moments of healthy trainings reach hundreds."""
 LEAST_ELEMENTS = 4
 LEAST_ALIKE = 0.5
-"""Share of tensors with the same bits from which on ranks count as replicas."""
+"""Least share of tensors with equal bits for ranks that count as replicas."""
 
 
 def answer(bundle: Bundle, blanks: Blanks) -> Finding:
@@ -46,7 +46,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
             for number, state in everybody.items()
             if name in state.tensors and state.tensors[name].digest == digest
         )
-        # A device that computes wrong spoils a state again when steps are executed again on it.
+        # A device that computes wrongly corrupts a state again if steps are executed again on it.
         if (since := _since(bundle, rank)) is not None:
             return Finding(
                 outcome=Outcome.DIFFERS, kind=FindingKind.STATE, ranks=(rank,), tensor=name, step=step, missing=missing,

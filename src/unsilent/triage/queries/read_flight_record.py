@@ -32,7 +32,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
         ranks = sorted({rank for absence in first for rank in absence.ranks})
         return placed(text, ranks, "at least one of them is missing", kind=FindingKind.ABSENT_RANK, missing=missing)
     absent = sorted({rank for absence in hang.missing for rank in absence.ranks}) or without
-    # A process that ended writes no dump, nor one that was not asked.
+    # A process writes no dump if it has ended or no dump was requested.
     is_telling = not damaged and len(absent) <= len(dumps)
     return Finding(
         outcome=Outcome.DIFFERS, text=text, kind=FindingKind.ABSENT_RANK, ranks=tuple(absent) if is_telling else (),

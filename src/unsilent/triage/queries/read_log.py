@@ -13,7 +13,7 @@ from unsilent.triage.history import past_end
 from unsilent.triage.log_errors import LoggedError
 
 USUAL = 2
-"""Steps before the incident from which on a line that was logged in them is a usual one."""
+"""A line that was logged in at least this many steps before the incident is a usual one."""
 
 
 def answer(bundle: Bundle, blanks: Blanks) -> Finding:
@@ -73,7 +73,7 @@ def _first(bundle: Bundle, by_rank: Mapping[int, LoggedError]) -> tuple[float, i
 def _step(bundle: Bundle, error: LoggedError) -> float:
     """Step of the run at which an error was logged, or infinity if unknown.
 
-    Converts a log's step numbers if they count from the start of the training.
+    Step numbers that count from the start of the training are converted.
     """
     if error.step is None:
         return math.inf

@@ -29,13 +29,14 @@ class Template:
     """A template of queries.
 
     Attributes:
-        help: Description of what the query looks at, in one line.
-        blanks: Names of the fields of `Blanks` that it takes.
-        seconds: About how long it takes; of a command of the user's, that command.
-        answer: Answers it from the folder; None: a command does, with the code of the training or on its device.
-        command: Arguments of another verb that answers it, with ``{folder}``, ``{rank}`` and ``{device}``; empty: the folder
-            answers it.
-        least_ranks: Without which there is nothing to ask.
+        help: Description of the query in one line.
+        blanks: Names of the fields of `Blanks` that the query takes.
+        seconds: Approximate duration in seconds; for a command that the user runs, that of the command.
+        answer: Function that answers the query from the folder; ``None`` if a command answers it, with the code of the training
+            or on its device.
+        command: Arguments of another command that answers the query, with ``{folder}``, ``{rank}`` and ``{device}``; empty if
+            the folder answers it.
+        least_ranks: Least number of ranks for which the query makes sense.
     """
 
     help: str
@@ -99,7 +100,7 @@ def find_template(name: str) -> Template:
 def execute(bundle: Bundle, query: Query) -> Finding:
     """The finding of a query.
 
-    Raises ``UsageError`` for an unknown template, or for blanks that it does not take.
+    Raises ``UsageError`` if the template is unknown or does not take these blanks.
     """
     template = find_template(query.template)
     if unknown := [name for name in query.blanks.given if name not in template.blanks]:
@@ -111,7 +112,7 @@ def execute(bundle: Bundle, query: Query) -> Finding:
     finding = template.answer(bundle, query.blanks)
     if finding.outcome is Outcome.LOCALISED and query.blanks.rank is not None:
         everywhere = template.answer(bundle, replace(query.blanks, rank=None))
-        # Whether it is so that others do not have it.
+        # Whether other ranks do not have it.
         if (everywhere.outcome, everywhere.ranks) != (finding.outcome, finding.ranks):
             text = f"{finding.text}; looking at all ranks does not tell this one apart: {everywhere.text}"
             return replace(finding, outcome=Outcome.DIFFERS, text=text)

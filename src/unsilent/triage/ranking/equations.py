@@ -4,9 +4,9 @@ The equations are known at second hand.
 
 A template is scored on [v_R; v_L; v_T]: report, telemetry, and the root of a graph convolution over the small tree of the
 template (operation, metric, blanks). A value is scored on [v_b; L_u; rank_u]: the node of its blank, features of the candidate,
-its place. Softmax over templates, and over the candidates of a template; cross-entropy. Ours: the report vector is that of
-`words` instead of BERT; several templates or candidates may be right; the query that looks at everything is a candidate at the
-root.
+and its place. Softmax over templates, and over the candidates of a template; cross-entropy. Our changes: the report vector is
+that of `words` instead of BERT; several templates or candidates may be right; the query that examines everything is a candidate
+at the root.
 """
 
 from __future__ import annotations

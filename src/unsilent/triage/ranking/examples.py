@@ -43,7 +43,7 @@ def without_verdicts(examples: Sequence[Example]) -> list[Example]:
 
     Many incidents have no verdict, and a model has to rank their queries too.
 
-    Those that no other query tells from the run without the cause are left out, but for the healthy ones.
+    Incidents that no other query distinguishes from the run without the cause are left out, except healthy ones.
     """
     result = []
     for example in examples:

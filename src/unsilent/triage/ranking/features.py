@@ -1,6 +1,6 @@
 """Numerical features of incidents and of query candidates, by name, without rank numbers or tensor names.
 
-What is not known is 0, and another number says whether it is known. Names are phrases, with which a reason is given.
+Unknown values are 0, and another feature shows whether the value is known. Names are phrases that are used in reasons.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ LOGGED = {
     "no space": "no space left", "time": "timed out|timeout|watchdog", "memory": "out of memory", "not finite": r"\bnan\b",
     "peer": "by peer|broken pipe|connection", "end of a process": "killed|aborted|segmentation|core dumped|sigterm|signal #",
 }  # fmt: skip
-"""Words that a masked line may have."""
+"""Words that a masked line may contain, by feature."""
 SYMPTOMS = (SLOW, STUCK, NONFINITE, LOSS_ROSE, DIFFER, DISK)
 LARGEST = 1e12
-"""Largest number; a larger or infinite one counts as this."""
+"""Largest number; larger and infinite ones count as this."""
 
 
 def incident_features(signals: Signals) -> Numbers:

@@ -1,8 +1,8 @@
 """The learned order of queries, which combines boosted trees with the published equations.
 
-The equations rank known kinds of causes best, and mislead where nothing like the incident was seen; the trees see the runbook's
-scores and lose little there. So the scores of both are averaged only where an incident is about as near to one that was learned
-from as those are to each other. A verdict that the monitor recorded is read first: its steps were executed again.
+The equations rank known kinds of causes best, but mislead for incidents unlike the training set. The trees use the runbook's
+scores and lose little there. So the scores of both are averaged only if an incident is about as near to a training incident as
+those are to each other. A verdict recorded by the monitor is read first, as its steps were executed again.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from unsilent.triage.ranking.words import fit_words
 from unsilent.triage.runbook import READ_VERDICT, RULES, ScoredQuery, Signals, has_fault_verdict
 
 LEAST_GAIN = 0.01
-"""Probability that a query tells something, below which it is not executed."""
+"""Least probability that a query is informative; below it, the query is not executed."""
 NEAR_SHARE = 0.95
-"""Share of the learned incidents that are as near to another one as an incident must be to be called like them."""
+"""Share of the training incidents that are nearer to another one than the distance up to which an incident counts as
+similar."""
 LEAST_DEVIATION, LARGEST_GAP = 1e-2, 5.0
-"""A feature is counted in deviations, at least of this size; and so many of them at most: one feature alone does not decide."""
+"""Least deviation in which a feature is measured, and most deviations that count, so that one feature alone does not decide."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +40,7 @@ class KnownIncidents:
     Attributes:
         rows: float64[n, features], in deviations from the mean.
         mean, deviation: float64[features].
-        limit: float64[1], the distance up to which an incident is like them.
+        limit: float64[1], the distance up to which an incident counts as similar.
     """
 
     rows: Floats
@@ -83,7 +84,7 @@ class Model:
         """Every possible query with its score, the most probable one first."""
         scored = self.trees.scored_queries(signals)
         if self.known.is_like(np.array([*incident_features(signals).values()])):
-            # The equations take for granted that a query is right.
+            # The equations assume that a query is right.
             any_right = min(1.0, sum(query.score for query in scored))
             others = {query.query: any_right * query.score for query in self.equations.scored_queries(signals)}
             scored = [replace(query, score=(query.score + others[query.query]) / 2) for query in scored]

@@ -14,11 +14,11 @@ from unsilent.detectors.series import Bools, Floats
 
 TREES, DEPTH, RATE = 60, 3, 0.1
 LEAST_LEAF = 4
-"""Examples in a leaf."""
+"""Least number of examples in a leaf."""
 SHARE = 0.7
-"""Share of the examples for each tree: by the seed."""
+"""Share of the examples for each tree, drawn with the seed."""
 COLUMN_SHARE = 0.3
-"""Share of the columns among which the best is looked for in each node: few decide alone, and it is faster."""
+"""Share of the columns that are considered in each node: no few columns dominate, and the search is faster."""
 MOST_NODES = 2**16
 
 
@@ -29,10 +29,10 @@ class Trees:
     Attributes:
         start: float64[1], added to the sum.
         roots: int64[t], the first node of each tree.
-        left, right: int64[n], where a node leads to, later nodes; -1 in a leaf.
-        column: int64[n], that a node looks at.
-        threshold: float64[n], up to which it leads to the left.
-        value: float64[n], of a leaf, and of a node the mean of the training examples that pass it.
+        left, right: int64[n], the children of a node, which are later nodes; -1 in a leaf.
+        column: int64[n], the column that a node tests.
+        threshold: float64[n], the largest value that leads to the left.
+        value: float64[n], the value of a leaf, and for a node the mean of the training examples that pass it.
     """
 
     start: Floats
@@ -53,7 +53,7 @@ class Trees:
 
         The last column is the sum of the roots.
         """
-        rows = np.asarray(rows, np.float32)  # as scikit-learn compares them
+        rows = np.asarray(rows, np.float32)  # like the comparison in scikit-learn
         result, every = np.zeros((len(rows), rows.shape[1] + 1)), np.arange(len(rows))
         result[:, -1] = self.value[self.roots].sum()
         for root in self.roots:
@@ -145,4 +145,4 @@ def trees_from(arrays: Mapping[str, NDArray[Any]], prefix: str, columns: int) ->
 
 
 MOST_ROOTS = 1000
-"""Most roots in a file: a model that takes longer is none of ours."""
+"""Most roots in a file; a model of this package has fewer."""

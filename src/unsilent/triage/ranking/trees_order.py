@@ -1,9 +1,9 @@
 """The order of queries by boosted trees, learned from executed and graded queries.
 
 P(a query is right) = P(its template is right | the incident and its report) x P(it is right | its template is, its candidate).
-A template is right where a query of it has grade 3. The first probability is the mean of two: one of the template's own trees,
-and one of trees that all templates share, which see the runbook's score of the template beside the incident and not which
-template it is: they know something of templates that were never right so far. The belief in a finding is
+A template is right if one of its queries has grade 3. The first probability is the mean of two: one from the template's own
+trees, and one from trees that all templates share. The input of the shared trees is the incident and the runbook's score of the
+template, but not the template itself, so they also apply to templates that were never right so far. The belief in a finding is
 P(grade of at least 2 | its template, outcome and kind, the incident). Each probability comes from boosted trees.
 """
 
@@ -27,9 +27,9 @@ from unsilent.triage.ranking.words import Words
 from unsilent.triage.runbook import RULES, Rule, ScoredQuery, Signals, scored_templates
 
 OF_RUNBOOK = 2
-"""Numbers that the shared trees see of the runbook, before those of the incident."""
+"""Number of inputs of the shared trees from the runbook, before those from the incident."""
 PLACED = 2
-"""The grade from which on a finding names the place of the cause."""
+"""The least grade of a finding that names the place of the cause."""
 MOST_REASONS = 2
 WORDS_NAME = "the words of the report"
 BLANKS, BELIEFS, SHARED = "blanks", "beliefs", "shared"
@@ -45,8 +45,8 @@ class TreesOrder:
 
     Attributes:
         incident, candidate: Names of features, in order.
-        trees: Trees of each template by its name; `BLANKS`: of a candidate, for a right template; `BELIEFS`: of a finding;
-            `SHARED`: of any template.
+        trees: Trees of each template by its name. `BLANKS` are trees for a candidate of a right template, `BELIEFS` for a
+            finding, and `SHARED` for any template.
     """
 
     words: Words
@@ -57,7 +57,7 @@ class TreesOrder:
     def scored_queries(self, signals: Signals) -> list[ScoredQuery]:
         """Every possible query, ranked by the probability that it is the first right one of its template.
 
-        The second part keeps queries that look at nearly the same from filling the first places together.
+        Counting only the first right query keeps nearly equal queries from filling the first places together.
         """
         report = signals.bundle.report()[0] or ""
         row = self.incident_row(signals, report)
@@ -74,7 +74,7 @@ class TreesOrder:
             query, name = queries[place], queries[place].query.template
             reason = "; ".join(filter(None, (reasons[name], query.reason)))
             result.append(ScoredQuery(query.query, chances[name] * float(fitting[place]), reason))
-            chances[name] *= 1 - float(fitting[place])  # what is left of it if this query is not right
+            chances[name] *= 1 - float(fitting[place])  # the remaining probability if this query is not right
         return sorted(result, key=lambda query: (-query.score, TEMPLATES[query.query.template].seconds))
 
     def _chance(self, name: str, row: Floats, shared: Floats) -> float:

@@ -1,6 +1,6 @@
 """Converts reports in words to vectors, from weighted counts of words and groups of characters.
 
-Numbers and dotted names are masked: which rank or layer a report mentions is a feature of that candidate, and of it alone.
+Numbers and dotted names are masked: the rank or layer that a report mentions is a feature of that candidate only.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 from unsilent.detectors.series import Floats
 
 COLUMNS = 2**11
-"""Columns that words are hashed to."""
+"""Number of columns that words are hashed to."""
 DIRECTIONS = 16
 CHARACTERS = 4
-"""Characters in a group, which still counts where a word has a typing error."""
+"""Number of characters in a group. Groups still match if a word has a typing error."""
 _NUMBER, _DOTTED = re.compile(r"\d[\d.,:e+-]*"), re.compile(r"\w+(?:[./]\w+)+")
 
 
@@ -46,7 +46,7 @@ class Words:
 
     Attributes:
         weights: float64[`COLUMNS`], the rarer the larger.
-        directions: float64[`DIRECTIONS`, `COLUMNS`], in which the texts that it was fitted to differ most.
+        directions: float64[`DIRECTIONS`, `COLUMNS`], the directions in which the fitted texts differ most.
     """
 
     weights: Floats
