@@ -63,11 +63,11 @@ class WithInstalled(Mapping[str, T]):
     Args:
         noun: Noun of a component, for errors.
         group: Group of entry points.
-        own: Components of this package, whose names other packages cannot use.
+        own_parts: Components of this package, whose names other packages cannot use.
     """
 
-    def __init__(self, noun: str, group: str, own: Mapping[str, T]) -> None:
-        self._noun, self._group, self._own_parts = noun, group, own
+    def __init__(self, noun: str, group: str, own_parts: Mapping[str, T]) -> None:
+        self._noun, self._group, self._own_parts = noun, group, own_parts
 
     def __getitem__(self, name: str) -> T:
         if name in self._own_parts:

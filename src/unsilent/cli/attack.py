@@ -23,12 +23,12 @@ from unsilent.command import EXPLAIN, Command, Result
 USAGE = "expected unsilent attack WORKLOAD ADAPTER, such as unsilent attack digits-cnn int4"
 
 
-def read_fraction(given: str) -> float:
+def read_fraction(text: str) -> float:
     """A number from a text such as ``0.5`` or ``8/255``; raises ``UsageError``."""
     try:
-        return float(Fraction(given))
+        return float(Fraction(text))
     except (ValueError, TypeError, ZeroDivisionError, OverflowError):
-        raise wrong_value_error("--eps", given, "a number or a fraction, like 8/255") from None
+        raise wrong_value_error("--eps", text, "a number or a fraction, like 8/255") from None
 
 
 @dataclass(frozen=True)

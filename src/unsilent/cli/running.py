@@ -12,12 +12,14 @@ from unsilent.cli.paths import check_writable
 from unsilent.command import Command, ConfigOptions, DisplayOptions, PageOptions, ProgressOptions
 
 
-def run_command(command: Command, given: Mapping[str, Any], arguments: Sequence[str], script: Sequence[str]) -> int:
+def run_command(
+    command: Command, option_texts: Mapping[str, Any], arguments: Sequence[str], script: Sequence[str]
+) -> int:
     """Run a command and return its exit code.
 
-    ``given`` are the texts of options by field, and ``arguments`` the words of the command line that contain them.
+    ``option_texts`` are the texts of options by field, and ``arguments`` the words of the command line that contain them.
     """
-    request = Request(command.all_option_classes(arguments), given)
+    request = Request(command.all_option_classes(arguments), option_texts)
     request.script = tuple(script)
     config = request[ConfigOptions].config if "config" in request.options else None
     if config is not None:

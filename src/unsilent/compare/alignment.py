@@ -106,9 +106,9 @@ def _added(theirs: Mapping[str, nn.Module], originals: Mapping[str, nn.Module], 
     return tuple(reversed(added.values()))
 
 
-def other_name(name: str, prefix: str, other: str) -> str:
+def other_name(name: str, prefix: str, new_prefix: str) -> str:
     """A path with its prefix replaced, such as that of a wrapper of the network."""
-    return other + name.removeprefix(prefix)
+    return new_prefix + name.removeprefix(prefix)
 
 
 def _prefix(inner: dict[str, nn.Module], outer: dict[str, nn.Module]) -> str:

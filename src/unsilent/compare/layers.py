@@ -95,9 +95,9 @@ class _Comparing:
         self._paths = paths
         self._has_operation = False
 
-    def add(self, other: WaitingPass, call: LayerCall) -> None:
+    def add(self, deployed_pass: WaitingPass, call: LayerCall) -> None:
         """Compare one call of a layer with the same call in the deployed network."""
-        theirs = other.reach(call.name)
+        theirs = deployed_pass.reach(call.name)
         if theirs is None:
             self.missing[call.name] = None
             return
@@ -107,10 +107,10 @@ class _Comparing:
             self.rows.pop(call.name, None)
             self.problems[call.name] = kind_and_line(error)
 
-    def add_answers(self, answer: Any, other: Any, further_calls: list[str]) -> None:
+    def add_answers(self, answer: Any, deployed_answer: Any, further_calls: list[str]) -> None:
         """Compare the outputs of both networks for one batch."""
         self.further_calls |= dict.fromkeys(further_calls)
-        self.answers_differ |= _digest_of(answer) != _digest_of(other)
+        self.answers_differ |= _digest_of(answer) != _digest_of(deployed_answer)
 
     def _add(self, call: LayerCall, theirs: LayerCall) -> None:
         if call.name in self.problems:  # in an earlier batch

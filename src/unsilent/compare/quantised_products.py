@@ -60,12 +60,12 @@ class LayerNoise:
     carried_weights: Floats
     carried_inputs: Floats
 
-    def joined(self, other: LayerNoise) -> LayerNoise:
+    def joined(self, noise: LayerNoise) -> LayerNoise:
         """The sums over the inputs of both records."""
-        self.inputs = (min(self.inputs[0], other.inputs[0]), max(self.inputs[1], other.inputs[1]))
+        self.inputs = (min(self.inputs[0], noise.inputs[0]), max(self.inputs[1], noise.inputs[1]))
         for name in ("cut", "count", "error", "unexplained", "signal", "carried_weights", "carried_inputs"):
             if getattr(self, name) is not None:
-                setattr(self, name, getattr(self, name) + getattr(other, name))
+                setattr(self, name, getattr(self, name) + getattr(noise, name))
         return self
 
     @property

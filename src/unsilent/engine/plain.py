@@ -302,7 +302,7 @@ class PlainEngine:
             scores = self.score.of_samples(output, self._scored_batches[batch], self.samples[batch])
         return outcome._replace(scores=scores)
 
-    def scores_alike(self, batch: int, sample: int, one: Any, other: Any) -> bool:
+    def scores_alike(self, batch: int, sample: int, first: Any, second: Any) -> bool:
         """Whether a sample has the same score in two outputs whose bits for it are the same.
 
         True if the workload has no score.
@@ -312,10 +312,12 @@ class PlainEngine:
         batch_and_samples = self._scored_batches[batch], self.samples[batch]
         try:
             with torch.no_grad(), contain_user_process():
-                first, second = (self.score.of_samples(output, *batch_and_samples)[sample] for output in (one, other))
+                score_a, score_b = (
+                    self.score.of_samples(output, *batch_and_samples)[sample] for output in (first, second)
+                )
         except Exception:  # an exception for another sample
             return True
-        return bool(np.array_equal(first, second, equal_nan=True))
+        return bool(np.array_equal(score_a, score_b, equal_nan=True))
 
     def output(self, batch: int, faults: Sequence[Fault]) -> Any:
         """The output of one batch under the faults that act in it.
@@ -503,22 +505,22 @@ def acting_in(batch: int, faults: Sequence[Fault]) -> list[Fault]:
     return [f for f in faults if f.step is None or f.step == batch]
 
 
-def check_golden(one: Any, two: Any, batch: int, difference: Callable[[], str | None] = lambda: None) -> None:
+def check_golden(first: Any, second: Any, batch: int, difference: Callable[[], str | None] = lambda: None) -> None:
     """Raise ``UsageError`` unless two golden outputs are finite and equal bit for bit.
 
     ``difference`` finds the first operation that differs if the outputs are not equal.
     """
-    ones = list(leaves(one))
-    if not ones:
+    tensors = list(leaves(first))
+    if not tensors:
         raise UsageError(
-            f"golden run, batch {batch}: the output is a {type(one).__name__}; expected at least one tensor in it"
+            f"golden run, batch {batch}: the output is a {type(first).__name__}; expected at least one tensor in it"
         )
-    for leaf in ones:
+    for leaf in tensors:
         if samples_with_nonfinite(leaf, 1)[0] or (leaf.ndim and samples_with_nonfinite(leaf, leaf.shape[0]).any()):
             raise UsageError(
                 f"golden run, batch {batch}: the output holds NaN or infinity without any fault; fix model or inputs"
             )
-    if not same_outputs(one, two):
+    if not same_outputs(first, second):
         where = difference()
         raise UsageError(
             f"golden run, batch {batch}: two fault-free runs differ{f', first at {where}' if where else ''}, so a fault "
@@ -526,11 +528,11 @@ def check_golden(one: Any, two: Any, batch: int, difference: Callable[[], str | 
         )
 
 
-def same_outputs(one: Any, two: Any) -> bool:
+def same_outputs(first: Any, second: Any) -> bool:
     """Whether two outputs have the same tensors, bit for bit."""
-    ones, twos = list(leaves(one)), list(leaves(two))
-    return len(ones) == len(twos) and not any(
-        bool(samples_that_differ(a, b, 1).any()) for a, b in zip(ones, twos, strict=True)
+    leaves_a, leaves_b = list(leaves(first)), list(leaves(second))
+    return len(leaves_a) == len(leaves_b) and not any(
+        bool(samples_that_differ(a, b, 1).any()) for a, b in zip(leaves_a, leaves_b, strict=True)
     )
 
 

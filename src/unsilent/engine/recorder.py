@@ -62,13 +62,15 @@ LARGEST_CONSTANT = 1 << 20
 class Recorder(DispatchMode):
     """The dispatch mode that records one evaluation; see `record`."""
 
-    def __init__(self, calls: OperationNamer, own: Iterable[Tensor], attributes: Iterable[Tensor] = ()) -> None:
+    def __init__(
+        self, calls: OperationNamer, known_tensors: Iterable[Tensor], attributes: Iterable[Tensor] = ()
+    ) -> None:
         super().__init__(calls)
         self.tape = Tape()
         self._calls = calls
         self._current: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
         self._numbers: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self._memory_before = {t.untyped_storage()._cdata for t in own}
+        self._memory_before = {t.untyped_storage()._cdata for t in known_tensors}
         self._explained = self._memory_before | {t.untyped_storage()._cdata for t in attributes}
         self._handed_out: dict[int, str] = {}
         self._thread = threading.get_ident()

@@ -243,9 +243,9 @@ class RowPlan:
                 seconds[kind] = self._agreeing(node, sizes, replayer)
             allowed.update(seconds[kind])
 
-    def adopt(self, other: RowPlan) -> None:
+    def adopt(self, plan: RowPlan) -> None:
         """Copy the test results from a tape of the same structure."""
-        self.sizes, self.measured = {index: dict(sizes) for index, sizes in other.sizes.items()}, other.measured
+        self.sizes, self.measured = {index: dict(sizes) for index, sizes in plan.sizes.items()}, plan.measured
 
     def _agreeing(self, node: Node, sizes: Sequence[int], replayer: Replayer) -> dict[int, float]:
         """The time of a call for each number of samples at which the call gives the same bits."""

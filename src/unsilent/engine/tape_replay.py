@@ -171,11 +171,11 @@ class Replayer:
         """
         return any(node.func is None for node in self.tape.nodes)
 
-    def adopt(self, other: Replayer) -> None:
+    def adopt(self, replayer: Replayer) -> None:
         """Copy the test results for blocks and single samples from a tape of the same structure."""
-        self.blocks = dict(other.blocks)
-        self.row_plan.adopt(other.row_plan)
-        self.in_place_plan.adopt(other.in_place_plan)
+        self.blocks = dict(replayer.blocks)
+        self.row_plan.adopt(replayer.row_plan)
+        self.in_place_plan.adopt(replayer.in_place_plan)
 
     def drop_recomputed(self) -> None:
         """Drop all recomputed golden values, at the end of a pass."""
@@ -195,9 +195,9 @@ class Replayer:
         """Whether a golden value is available without recomputing it."""
         return value in self.kept or value in self.tape.externals
 
-    def is_all_golden(self, made: Holders) -> bool:
+    def is_all_golden(self, values: Holders) -> bool:
         """Whether all values are bit-identical to available golden values."""
-        return all(v in self.kept and same_bits(h, self.kept[v]) for v, h in made.items())
+        return all(v in self.kept and same_bits(h, self.kept[v]) for v, h in values.items())
 
     # -- trials ------------------------------------------------------------------------------------------------
 

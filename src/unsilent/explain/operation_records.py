@@ -26,18 +26,18 @@ _DIFFERENT = ("name", "place", "flags", "step", "given", "first")
 _CHUNK = 1 << 16
 
 
-def find_divergence(folder: Path, one: Mapping[str, Any], other: Mapping[str, Any]) -> RunDivergence | None:
+def find_divergence(folder: Path, first: Mapping[str, Any], second: Mapping[str, Any]) -> RunDivergence | None:
     """The first operation that differs between two runs, or None if all are equal.
 
-    ``one``, ``other``: what the runs reported at their ends (``file``, ``names``, ``places``). A difference in a further output
-    only counts if it can have caused a later difference, because the output may be scratch memory of a kernel.
+    ``first``, ``second``: what the runs reported at their ends (``file``, ``names``, ``places``). A difference in a further
+    output only counts if it can have caused a later difference, because the output may be scratch memory of a kernel.
     """
     kind = np.dtype([*((name, "<u4") for name in NUMBERS), *((name, "<u8") for name in HASHES)])
-    sizes = [os.path.getsize(folder / run["file"]) // kind.itemsize for run in (one, other)]
+    sizes = [os.path.getsize(folder / run["file"]) // kind.itemsize for run in (first, second)]
     both, suspect = min(sizes), None
     for start in range(0, both, _CHUNK):
         count = min(_CHUNK, both - start)
-        a, b = (np.fromfile(folder / r["file"], kind, count, offset=start * kind.itemsize) for r in (one, other))
+        a, b = (np.fromfile(folder / r["file"], kind, count, offset=start * kind.itemsize) for r in (first, second))
         unequal = np.zeros(count, bool)
         for name in _DIFFERENT:
             unequal |= a[name] != b[name]
@@ -48,12 +48,12 @@ def find_divergence(folder: Path, one: Mapping[str, Any], other: Mapping[str, An
         if at < count:
             caused = suspect is not None and a[at]["inputs"] != b[at]["inputs"]
             index, left, right = suspect if caused and suspect else (start + at, a[at], b[at])
-            return _parting(index, left, right, one, other, (sizes[0] - index, sizes[1] - index))
+            return _parting(index, left, right, first, second, (sizes[0] - index, sizes[1] - index))
     if sizes[0] == sizes[1]:
         return None
-    longer = one if sizes[0] > sizes[1] else other
+    longer = first if sizes[0] > sizes[1] else second
     left = np.fromfile(folder / longer["file"], kind, 1, offset=both * kind.itemsize)[0]
-    return _parting(both, left, None, longer, one, (max(sizes) - both, 0))
+    return _parting(both, left, None, longer, first, (max(sizes) - both, 0))
 
 
 def _parting(

@@ -13,10 +13,10 @@ from unsilent.report.text import count_text, duration_text, escape_unprintable, 
 
 EXPLAIN_SCHEMA, CONTROL_SCHEMA = "unsilent/noise-explain/2", "unsilent/noise-control/2"
 COLUMNS = (
-    Column("source", of=lambda one: one.source or "unknown"), Column("step", of="parting.step"),
+    Column("source", of=lambda row: row.source or "unknown"), Column("step", of="parting.step"),
     Column("phase", of="parting.phase"), Column("operation", of="parting.operation"),
-    Column("place", of=lambda one: str(one.parting.forward_line or one.parting.place or "-")),
-    Column("kind", of="parting.kind"), Column("pinned", of=lambda one: _effect(one)),
+    Column("place", of=lambda row: str(row.parting.forward_line or row.parting.place or "-")),
+    Column("kind", of="parting.kind"), Column("pinned", of=lambda row: _effect(row)),
 )  # fmt: skip
 _WHY = {
     KERNEL: "it returns different bits for the same inputs",

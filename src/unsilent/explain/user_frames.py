@@ -36,11 +36,12 @@ class UserFrameFinder:
 
     Code of this package and of installed libraries is not the user's own.
 
-    If only libraries are running, their outermost frame is returned. ``own``: file that counts as the user's, wherever it is.
+    If only libraries are running, their outermost frame is returned. ``own_file``: file that counts as the user's, wherever it
+    is.
     """
 
-    def __init__(self, own: str | None = None) -> None:
-        self._own_file = own
+    def __init__(self, own_file: str | None = None) -> None:
+        self._own_file = own_file
         self._known: dict[str, bool] = {}
 
     def current_user_line(self, frame: FrameType | None = None, imports: bool = True) -> Line:

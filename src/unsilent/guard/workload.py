@@ -21,10 +21,10 @@ class Counters:
         """The number of steps done, the epoch, and the number of batches taken in it."""
         return {name: getattr(self._state, name) for name in _COUNTERS}
 
-    def load_state_dict(self, kept: Mapping[str, int]) -> None:
+    def load_state_dict(self, counters: Mapping[str, int]) -> None:
         """Set the position of the training."""
         for name in _COUNTERS:
-            setattr(self._state, name, kept[name])
+            setattr(self._state, name, counters[name])
         self._state.cached_values.clear()
 
 

@@ -49,13 +49,13 @@ class MonitorCallback(TrainerCallback):
         self._end: Callable[[], object] = lambda: None
         self.monitor: Monitor | None = None
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Start to monitor the model and its optimizer."""
         self._end()
-        self.monitor = Monitor(given["model"], _without_wrapper(given["optimizer"]), **self._options)
+        self.monitor = Monitor(objects["model"], _without_wrapper(objects["optimizer"]), **self._options)
         self._end = weakref.finalize(self, self.monitor.close)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """End the monitor."""
         self._end()
 
@@ -85,7 +85,7 @@ class GuardCallback(TrainerCallback):
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
             raise UsageError("GuardCallback supports one process or DDP; this Trainer uses FSDP or DeepSpeed")
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Start to guard the model and its optimizer."""
         trainer = self._trainer
         optimizer = _without_wrapper(trainer.optimizer)
@@ -101,7 +101,7 @@ class GuardCallback(TrainerCallback):
         trainer.training_step = training_step
         self._model = trainer.model_wrapped
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_step_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Begin an update, whose batches have been loaded already."""
         assert self.guard is not None
         if self._evaluated:  # a schedule may have been notified of it, which would not be repeated
@@ -110,23 +110,23 @@ class GuardCallback(TrainerCallback):
         self._update = update = list[tuple[Any, Any]]()
         self.guard.begin(self._again(update))
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """End an update, and check pending steps before a checkpoint or an evaluation."""
         assert self.guard is not None
         self.guard.end()
         if control.should_save or control.should_evaluate or control.should_training_stop:
             self.guard.check_pending_steps()
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Check the pending steps, since all batches of the epoch have been read."""
         assert self.guard is not None
         self.guard.check_pending_steps()
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_evaluate(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Note that an evaluation ran, so that snapshots from before it are discarded."""
         self._evaluated = True
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Detach the guard and restore the Trainer."""
         if self.guard is not None:
             del self._trainer.training_step  # the method of its class is visible again
@@ -175,7 +175,7 @@ class VerifiedSavingCallback(TrainerCallback):
     def __init__(self, trainer: Trainer) -> None:
         self._trainer: Any = trainer
 
-    def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_save(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Verify the checkpoint of this step."""
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
         states = {"model": model.state_dict(), "optimizer": self._trainer.optimizer.state_dict()}

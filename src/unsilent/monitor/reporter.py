@@ -68,9 +68,9 @@ class Reporter:
     """
 
     def __init__(
-        self, own: RankInfo, ranks: Sequence[RankInfo], sinks: Sequence[Sink], incident: IncidentWriter | None = None
+        self, info: RankInfo, ranks: Sequence[RankInfo], sinks: Sequence[Sink], incident: IncidentWriter | None = None
     ) -> None:
-        self._info, self.ranks, self._sinks, self.incident = own, list(ranks), list(sinks), incident
+        self._info, self.ranks, self._sinks, self.incident = info, list(ranks), list(sinks), incident
         self._since = ""
         self.alarms: list[Alarm] = []
         self.verdicts: list[Verdict] = []

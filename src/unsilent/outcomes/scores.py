@@ -50,12 +50,12 @@ class Score:
 
     def of_samples(self, output: Any, batch: Any, samples: int) -> Doubles:
         """The score of each sample in an output, float64[samples]; raises ``UsageError`` for a wrong shape."""
-        given = array_of(call_user_code(self.function, output, batch))
-        if given.shape != (samples,) or given.dtype.kind not in "biuf":
+        scores = array_of(call_user_code(self.function, output, batch))
+        if scores.shape != (samples,) or scores.dtype.kind not in "biuf":
             raise UsageError(
-                f"the score returned {given.dtype}{list(given.shape)}; expected a number for each of the {samples} samples"
+                f"the score returned {scores.dtype}{list(scores.shape)}; expected a number for each of the {samples} samples"
             )
-        return given.astype(np.float64)
+        return scores.astype(np.float64)
 
     def of_golden(self, output: Any, batch: Any, samples: int) -> Doubles:
         """Scores of a golden output; raises ``UsageError`` if they are out of range or not repeatable."""

@@ -291,10 +291,10 @@ def _sections(result: Timeline) -> Iterator[Section]:
         )  # fmt: skip
     if result.excesses:
         heads = (
-            Column("rank", of=lambda one: str(one.rank)), Column.text("part of the step", "part"),
+            Column("rank", of=lambda row: str(row.rank)), Column.text("part of the step", "part"),
             Column("longer than others", "number", digits=duration_text, of="seconds"),
             Column("noise floor", "number", digits=duration_text, of="floor"),
-            Column("separable", of=lambda one: "yes" if one.is_separable else "no"),
+            Column("separable", of=lambda row: "yes" if row.is_separable else "no"),
         )  # fmt: skip
         rows = sorted(result.excesses, key=lambda excess: (-excess.is_separable, -excess.seconds))
         yield Section(
@@ -321,9 +321,9 @@ def _split_table(split: StepSplit) -> Table:
 
 def _memory_table(peaks: Sequence[MemoryPeak], from_begin: bool) -> Table:
     heads = (
-        Column("rank", of=lambda one: str(one.rank)),
+        Column("rank", of=lambda row: str(row.rank)),
         Column("peak", "number", digits=lambda size: human_bytes(round(size)), of="bytes"),
-        Column("step", of=lambda one: str(one.step)), Column.text("phase"),
+        Column("step", of=lambda row: str(row.step)), Column.text("phase"),
     )  # fmt: skip
     title = "peak of memory allocated since the recording began" if from_begin else "peak of allocated memory"
     return Table.of(peaks, heads, title, terminal_rows=10)

@@ -131,7 +131,7 @@ def _sections(result: Slowdown) -> Iterator[Section]:
             (Table.of(result.workers, worker_heads, "workers", terminal_rows=TERMINAL_ROWS, sortable=True),),
         )  # fmt: skip
     heads = (
-        Column.text("group", lambda one: short(one.name, MOST_NAME)), slowdown,
+        Column.text("group", lambda group: short(group.name, MOST_NAME)), slowdown,
         Column.count("operations", priority=1),
         Column.percent("unexplained gaps", "unexplained_share", digits=".2g"),
     )  # fmt: skip

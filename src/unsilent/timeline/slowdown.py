@@ -213,7 +213,7 @@ def _largest_first(groups: list[GroupSlowdown]) -> tuple[GroupSlowdown, ...]:
     return tuple(sorted(groups, key=lambda group: -group.slowdown))
 
 
-def straggler_free_durations(job: Job, own: Floats) -> Floats:
+def straggler_free_durations(job: Job, durations: Floats) -> Floats:
     """Durations of operations without stragglers, in seconds, float64[n].
 
     A computation takes the mean of its kind, and communication the median.
@@ -229,10 +229,10 @@ def straggler_free_durations(job: Job, own: Floats) -> Floats:
         seen[lane.rank] += 1
     alike = operations.name if job.stages else same_place(operations, np.array(lane_of_rank, np.int32)[operations.lane])
     order = np.argsort(alike, kind="stable")
-    result = np.empty_like(own)
+    result = np.empty_like(durations)
     for members in np.split(order, np.flatnonzero(np.diff(alike[order])) + 1):
         is_communication = operations.kind[members[0]] == COLLECTIVE
-        result[members] = np.median(own[members]) if is_communication else np.mean(own[members])
+        result[members] = np.median(durations[members]) if is_communication else np.mean(durations[members])
     return result
 
 

@@ -52,13 +52,13 @@ LARGEST_FACTOR = 1e3
 _DELAY = re.compile(r"([+-])(\d{1,9}(?:\.\d{1,9})?)(s|ms|us|µs)")
 
 
-def answer_interval(one: Answer) -> Interval:
+def answer_interval(answer: Answer) -> Interval:
     """Predicted step time divided by the recorded one, with an interval or bounds."""
-    if one.longest is not None:
-        recorded = float(one.recorded.mean())
-        low, high = float(one.predicted.mean()) / recorded, float(one.longest.mean()) / recorded
-        return Interval(low, low, high, 1.0, len(one.recorded), "bounds of what is not known")
-    return one.of_model or mean_ratio(one.predicted, one.recorded)
+    if answer.longest is not None:
+        recorded = float(answer.recorded.mean())
+        low, high = float(answer.predicted.mean()) / recorded, float(answer.longest.mean()) / recorded
+        return Interval(low, low, high, 1.0, len(answer.recorded), "bounds of what is not known")
+    return answer.of_model or mean_ratio(answer.predicted, answer.recorded)
 
 
 def answer(replay: Replay, questions: Sequence[str], system: str | None = None) -> list[Answer]:

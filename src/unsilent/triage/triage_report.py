@@ -86,8 +86,8 @@ class Triage(Shown):
             result.append(Section("Executed", text, (Table.of(investigation.executed, columns),)))
         heads = (
             Column.text("query", "query.name"), Column.text("why", "reason"),
-            Column.text("expected", lambda one: duration_text(TEMPLATES[one.query.template].seconds)),
-            Column.text("command", lambda one: command_of(investigation.bundle, one.query)),
+            Column.text("expected", lambda row: duration_text(TEMPLATES[row.query.template].seconds)),
+            Column.text("command", lambda row: command_of(investigation.bundle, row.query)),
         )  # fmt: skip
         if left := investigation.left[: self.top]:
             text = "By expected gain per second. `step.py:make` and `train.py:loop` stand for code of yours."

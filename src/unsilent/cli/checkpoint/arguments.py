@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 NO_CHECKPOINT = "no checkpoint was named; give a checkpoint file, or the folder of a sharded one"
 
 
-def whole_checkpoint(given: Any) -> Path:
+def whole_checkpoint(value: Any) -> Path:
     """The path of a checkpoint; raises ``UsageError`` for a file that only lists a checkpoint's files."""
-    path = Path(given)
+    path = Path(value)
     if path.name.endswith(".safetensors.index.json") or path.name == ".metadata":
         raise UsageError(
             f"{path} lists the files of a checkpoint that is a folder; expected all of it: give the folder {path.parent}"

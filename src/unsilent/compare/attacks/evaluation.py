@@ -126,28 +126,29 @@ def run_attack(name: str, task: AttackTask) -> Found:
 
 
 @torch.no_grad()
-def score(name: str, task: AttackTask, found: Found) -> Scores:
+def score(name: str, task: AttackTask, adversarial: Found) -> Scores:
     """Scores of the inputs that an attack found, on the deployed models.
 
     By the rule of any step, the first success on the attacker's pair of models counts if it is also one on the deployed models.
     """
     evasive, top5, wrong = {}, {}, {}
-    for rule, x in ((ANY_STEP, found.evasive), (LAST_STEP, found.last)):
+    for rule, x in ((ANY_STEP, adversarial.evasive), (LAST_STEP, adversarial.last)):
         original, deployed = classify(task.original, x), classify(task.deployed, x)
         answers = deployed.argmax(1)
         wrong[rule] = answers != task.labels
         evasive[rule] = wrong[rule] & (original.argmax(1) == task.labels)
         likely = original.topk(min(5, original.shape[1]), 1).indices
         top5[rule] = evasive[rule] & (likely != answers[:, None]).all(1)
-    wrong[ANY_STEP] = classify(task.deployed, found.wrong).argmax(1) != task.labels
+    wrong[ANY_STEP] = classify(task.deployed, adversarial.wrong).argmax(1) != task.labels
     sure = [scores.double().softmax(1).gather(1, task.labels[:, None])[:, 0] for scores in (original, deployed)]
     low, high = task.valid
-    steps = found.evasive_step[found.evasive_step > 0].double()
+    every_input = (adversarial.evasive, adversarial.wrong, adversarial.last)
+    steps = adversarial.evasive_step[adversarial.evasive_step > 0].double()
     return Scores(
         name, evasive, top5, wrong, sure[0] - sure[1],
-        max(float(((x - task.inputs).abs() / (high - low)).max()) for x in (found.evasive, found.wrong, found.last)),
+        max(float(((x - task.inputs).abs() / (high - low)).max()) for x in every_input),
         float(steps.mean()) if len(steps) else float("nan"),
-        found.seconds, found.gradients,
+        adversarial.seconds, adversarial.gradients,
     )  # fmt: skip
 
 

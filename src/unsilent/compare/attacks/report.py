@@ -102,6 +102,6 @@ def _clean(result: AttackResult) -> list[Estimate]:
 def _differences(result: AttackResult, control: str) -> list[Estimate]:
     gaps = {}
     for rule in RULES:
-        attack, other = (result.scores[name].evasive[rule].double() for name in (result.attack, control))
-        gaps[f"evasive, {rule}"] = paired((attack - other).numpy(), result.confidence)
+        of_attack, of_control = (result.scores[name].evasive[rule].double() for name in (result.attack, control))
+        gaps[f"evasive, {rule}"] = paired((of_attack - of_control).numpy(), result.confidence)
     return measured({"attack": control}, gaps, UNIT)

@@ -216,15 +216,15 @@ class Search:
         If the objective does not read the original, the original is run only if the adapted model is wrong and nothing was found
         before.
         """
-        (original, adapted), labels, found = scores, self.labels[rows], self.found
+        (original, adapted), labels, adversarial = scores, self.labels[rows], self.found
         wrong = (adapted.argmax(1) != labels).nonzero()[:, 0]
-        new = wrong[found.wrong_step[rows[wrong]] == 0]
-        found.wrong[rows[new]], found.wrong_step[rows[new]] = x[new], step
-        unsolved = wrong[found.evasive_step[rows[wrong]] == 0]
+        new = wrong[adversarial.wrong_step[rows[wrong]] == 0]
+        adversarial.wrong[rows[new]], adversarial.wrong_step[rows[new]] = x[new], step
+        unsolved = wrong[adversarial.evasive_step[rows[wrong]] == 0]
         if len(unsolved):
             theirs = self.pair.original(x[unsolved]) if original is None else original[unsolved]
             new = unsolved[self.objective.success(theirs, adapted[unsolved], labels[unsolved])]
-            found.evasive[rows[new]], found.evasive_step[rows[new]] = x[new], step
+            adversarial.evasive[rows[new]], adversarial.evasive_step[rows[new]] = x[new], step
 
 
 @contextmanager

@@ -78,8 +78,10 @@ def _ways_differ(result: CheckpointResult) -> bool:
 def _findings(result: CheckpointResult) -> Iterator[str]:
     resumes = result.baseline.resumes
     if len(resumes) > 1:
-        yield f"checkpoints with the same bits: {_equal([(one.strategy, one.checkpoint_hash) for one in resumes])}"
-        yield f"clean resumes that end with the same bits: {_equal([(one.strategy, one.final_hashes[0]) for one in resumes])}"
+        checkpoints = _equal([(resume.strategy, resume.checkpoint_hash) for resume in resumes])
+        yield f"checkpoints with the same bits: {checkpoints}"
+        ends = _equal([(resume.strategy, resume.final_hashes[0]) for resume in resumes])
+        yield f"clean resumes that end with the same bits: {ends}"
     if pairs := result.pairs.count:
         yield (
             f"{result.pairs.same_class:,} of {pairs:,} pairs of trials with the same faults under two strategies ended in the "
@@ -91,12 +93,12 @@ def _findings(result: CheckpointResult) -> Iterator[str]:
             f"most harmful: {', '.join(names)}, {count_text(worst.flips, 'flip')}: {worst.harmful_trials:,} of "
             f"{count_text(worst.trials, 'trial')}"
         )
-    together = [one for one in result.differences if one.is_paired or ALL_FLIPS in one.name] or result.differences
-    shown = [one for one in result.differences if one.is_shown]
-    for difference in [one for one in together if one.is_shown] + [one for one in shown if one not in together][:5]:
+    together = [row for row in result.differences if row.is_paired or ALL_FLIPS in row.name] or result.differences
+    shown = [row for row in result.differences if row.is_shown]
+    for difference in [row for row in together if row.is_shown] + [row for row in shown if row not in together][:5]:
         yield _sentence(difference)
     if silent := len(result.differences) - len(shown):
-        largest = max(one.detectable for one in result.differences if not one.is_shown)
+        largest = max(row.detectable for row in result.differences if not row.is_shown)
         yield (
             f"{silent:,} of {count_text(len(result.differences), 'comparison')} of harmful shares show no difference; any of "
             f"{upper_bound_text(largest, 100)} points or more would be found four times in five"
@@ -111,11 +113,11 @@ def _equal(hashes: Sequence[tuple[str, str]]) -> str:
     return ", ".join(" and ".join(names) for names in groups.values() if len(names) > 1) or "none"
 
 
-def _sentence(one: Difference) -> str:
-    gap = one.difference
+def _sentence(row: Difference) -> str:
+    gap = row.difference
     verdict = f"{'the first' if gap.low > 0 else 'the second'} ends harmfully more often"
-    shares = " against ".join(f"{percent_text(share.estimate)}" for share in (one.first, one.second))
-    return f"harmful, {one.name}: {shares}, difference {difference_text(gap, ' points')}: {verdict}"
+    shares = " against ".join(f"{percent_text(share.estimate)}" for share in (row.first, row.second))
+    return f"harmful, {row.name}: {shares}, difference {difference_text(gap, ' points')}: {verdict}"
 
 
 def _sections(result: CheckpointResult) -> Iterator[Section]:
@@ -137,9 +139,11 @@ def _sections(result: CheckpointResult) -> Iterator[Section]:
         (Table.of(rows, shares, "Resumes from corrupted checkpoints"),),
     )
     totals = sum((Counter(group.counts) for group in result.groups), Counter[str]())
-    kept = {name: number for number, (name, _) in enumerate(totals.most_common())}
-    classes = [Column.count(name, priority=kept[name]) for name in map(str, TrainingOutcome) if name in kept]
-    rows = [{**_keys(group), **dict.fromkeys(kept, 0), **group.counts} for group in result.groups]
+    priorities = {name: number for number, (name, _) in enumerate(totals.most_common())}
+    classes = [
+        Column.count(name, priority=priorities[name]) for name in map(str, TrainingOutcome) if name in priorities
+    ]
+    rows = [{**_keys(group), **dict.fromkeys(priorities, 0), **group.counts} for group in result.groups]
     yield Section(
         "Outcome classes", "How the trainings ended.", (Table.of(rows, [*names, *classes], "Outcome classes"),)
     )
@@ -147,7 +151,7 @@ def _sections(result: CheckpointResult) -> Iterator[Section]:
         differences = (
             Column.text("harmful", "name"), Column.share("first"), Column.share("second"), Column.points("difference"),
             Column("detectable", "number", "points", 100.0, ".0f", 1, of="detectable"),
-            Column.text("verdict", lambda one: "shown" if one.is_shown else "none shown", priority=2),
+            Column.text("verdict", lambda row: "shown" if row.is_shown else "none shown", priority=2),
         )  # fmt: skip
         yield Section(
             "Differences",
@@ -170,9 +174,9 @@ def _propagation(result: CheckpointResult) -> Section:
         for rank, changed in enumerate(group.changed)
     ]
     by_layer = [
-        {**_names(one.target), "layer": one.layer, **_known(steps, one.changed), "not finite": one.nonfinite,
-         "extreme": one.extreme}
-        for one in result.layers
+        {**_names(row.target), "layer": row.layer, **_known(steps, row.changed), "not finite": row.nonfinite,
+         "extreme": row.extreme}
+        for row in result.layers
     ]  # fmt: skip
     values = [Column.count(name, priority=len(steps) + number) for number, name in enumerate(("not finite", "extreme"))]
     title = "Parameters with other bits than in the clean resume, by "
@@ -196,44 +200,46 @@ def _known(steps: Sequence[str], shares: Floats) -> dict[str, Cell]:
 def _facts(result: CheckpointResult) -> Iterator[tuple[str, str]]:
     spec, baseline = result.spec, result.baseline
     yield "training", f"{baseline.name}, checkpoint after step {baseline.step} of {baseline.steps}"
-    yield "strategies", ", ".join(f"{one.strategy} ({count_text(one.ranks, 'rank')})" for one in baseline.resumes)
+    strategies = (f"{resume.strategy} ({count_text(resume.ranks, 'rank')})" for resume in baseline.resumes)
+    yield "strategies", ", ".join(strategies)
     yield "fault model", f"{spec.fault}, {spec.law}"
     if _ways_differ(result):
         yield "loaded by", "; ".join(f"{name}: {LOADED_BY_TEXTS[name]}" for name in spec.loaded_by)
-    yield "fault-free held-out accuracy", ", ".join(f"{one.strategy} {_accuracy(one)}" for one in baseline.resumes)
+    accuracies = (f"{resume.strategy} {_accuracy(resume)}" for resume in baseline.resumes)
+    yield "fault-free held-out accuracy", ", ".join(accuracies)
     runs = len(result.floors.seeds.accuracy)
     yield "noise floors", f"{runs} fault-free runs each; gap {100 * result.options.gap:g} %"
     for section in spec.sections:
         yield section, SECTIONS[section]
 
 
-def _accuracy(one: CleanResume) -> str:
-    return f"{one.accuracy[-1]:.4f}"
+def _accuracy(resume: CleanResume) -> str:
+    return f"{resume.accuracy[-1]:.4f}"
 
 
-def compare_stores(one: CheckpointStore, other: CheckpointStore, **choices: Any) -> Report:
+def compare_stores(store_a: CheckpointStore, store_b: CheckpointStore, **choices: Any) -> Report:
     """The report that compares two stores; ``choices`` are fields of `CheckpointAnalysisOptions`."""
-    return comparison_report(one.analyse(**choices), other.analyse(**choices))
+    return comparison_report(store_a.analyse(**choices), store_b.analyse(**choices))
 
 
-def comparison_report(one: CheckpointResult, other: CheckpointResult) -> Report:
+def comparison_report(result_a: CheckpointResult, result_b: CheckpointResult) -> Report:
     """The report that compares the shares of harmful resumes of two campaigns."""
-    groups = {(g.target.name, g.flips): g for g in other.groups}
-    pairs = [(g, groups[g.target.name, g.flips]) for g in one.groups if (g.target.name, g.flips) in groups]
+    groups = {(g.target.name, g.flips): g for g in result_b.groups}
+    pairs = [(g, groups[g.target.name, g.flips]) for g in result_a.groups if (g.target.name, g.flips) in groups]
     gaps = joint_differences(
-        [((a.harmful_trials, a.trials), (b.harmful_trials, b.trials)) for a, b in pairs], one.options.confidence
+        [((a.harmful_trials, a.trials), (b.harmful_trials, b.trials)) for a, b in pairs], result_a.options.confidence
     )
-    found: list[Estimate] = []
+    rows: list[Estimate] = []
     for (a, b), gap in zip(pairs, gaps, strict=True):
-        found += measured(_keys(a), {"harmful, A": a.harmful, "harmful, B": b.harmful, "harmful, A minus B": gap})
+        rows += measured(_keys(a), {"harmful, A": a.harmful, "harmful, B": b.harmful, "harmful, A minus B": gap})
     shares = (*map(Column.share, ("harmful, A", "harmful, B")), Column.points("harmful, A minus B"))
     columns = (*map(Column.text, NAMES), Column.count("flips"), *shares)
     shown = sum(not gap.low <= 0 <= gap.high for gap in gaps)
-    harmful = Table.of(rows_across(found, "measure"), columns, "Harmful resumes")
+    harmful = Table.of(rows_across(rows, "measure"), columns, "Harmful resumes")
     return Report(
         "unsilent/checkpoint-study-comparison/1", "checkpoint study", "Two campaigns on corrupted checkpoints",
         f"{shown} of {count_text(len(pairs), 'share')} of harmful resumes differ between A and B.",
-        machine_table(found, MACHINE_NAMES),
+        machine_table(rows, MACHINE_NAMES),
         sections=(Section("Harmful resumes", "Limits of the differences hold for all rows together.", (harmful,)),),
-        facts=(("A", one.command), ("B", other.command)),
+        facts=(("A", result_a.command), ("B", result_b.command)),
     )  # fmt: skip

@@ -59,64 +59,66 @@ def report(result: CoverageResult) -> Report:
 
 def _headline(result: CoverageResult) -> str:
     """A sentence on how many large finite faults the reference rule detects, and on its false alarms."""
-    name, large = result.baseline.name, [one for one in result.detections if one.target in LARGE_FINITE]
+    name = result.baseline.name
+    large = [detection for detection in result.detections if detection.target in LARGE_FINITE]
     counts = {rule: sums for (rule, on), sums in _sums(large).items() if not on}
     order = sorted(counts, key=lambda rule: (-counts[rule][0], rule != REFERENCE))
     if not order or not counts[order[0]][1]:
         return f"No finite fault in {name} with a change of the gradients of 1 % or more was judged."
-    best, own = order[0], REFERENCE if REFERENCE in counts else order[0]
-    detected, faults = counts[own]
+    best, reference = order[0], REFERENCE if REFERENCE in counts else order[0]
+    detected, faults = counts[reference]
     most = f"most are detected by {best}, {counts[best][0]:,}"
     if counts[best][0] == detected:
         most = "and no rule detects more"
     text = (
-        f"{own} detects {detected:,} of {count_text(faults, 'finite fault')} in {name} with a change of the gradients of "
-        f"1 % or more, {most}"
+        f"{reference} detects {detected:,} of {count_text(faults, 'finite fault')} in {name} with a change of the "
+        f"gradients of 1 % or more, {most}"
     )
-    alarms = (one for one in result.false_alarms if one.rule == own and not one.on and one.level == ALARMS)
-    if (events := next((one.events for one in alarms), None)) is None:
+    alarms = (row for row in result.false_alarms if row.rule == reference and not row.on and row.level == ALARMS)
+    if (events := next((row.events for row in alarms), None)) is None:
         return f"{text}; false alarms were not measured."
     steps, runs = count_text(result.clean_steps, "fault-free step"), count_text(result.clean_runs, "run")
-    return f"{text}; {own} raises {count_text(events, 'false alarm')} in {steps} of {runs}."
+    return f"{text}; {reference} raises {count_text(events, 'false alarm')} in {steps} of {runs}."
 
 
 def estimates(result: CoverageResult) -> list[Estimate]:
     """Shares of detected faults by class, and rates of false alarms."""
-    found: list[Estimate] = []
-    for one in result.detections:
-        found += measured(_keys(one, one.target), {"detected": one.share})
+    rows: list[Estimate] = []
+    for detection in result.detections:
+        rows += measured(_keys(detection, detection.target), {"detected": detection.share})
     for alarms in result.false_alarms:
         rates = {"false alarms per step": alarms.per_step, "runs with one": alarms.per_run}
-        found += measured(_keys(alarms, "clean"), rates)
-    return found
+        rows += measured(_keys(alarms, "clean"), rates)
+    return rows
 
 
-def _keys(one: Detection | FalseAlarms, faults: str) -> dict[str, Cell]:
-    return {"rule": one.rule, "on": one.on or "default", "level": one.level, "faults": faults}
+def _keys(row: Detection | FalseAlarms, faults: str) -> dict[str, Cell]:
+    return {"rule": row.rule, "on": row.on or "default", "level": row.level, "faults": faults}
 
 
 def _findings(result: CoverageResult) -> Iterator[str]:
-    own = {(one.rule, one.target): one for one in result.detections if not one.on and one.level == ALARMS}
+    detections = {(row.rule, row.target): row for row in result.detections if not row.on and row.level == ALARMS}
     for target in (*LARGE_FINITE, "operation:nonfinite"):
-        of_target = [one for (_, name), one in own.items() if name == target]
-        best = max(of_target, key=lambda one: one.share.low, default=None)
+        of_target = [row for (_, name), row in detections.items() if name == target]
+        best = max(of_target, key=lambda row: row.share.low, default=None)
         if best is not None and best.share.n:
-            rules = [one.rule for one in of_target if one.detected == best.detected]
+            rules = [row.rule for row in of_target if row.detected == best.detected]
             who = f"most alarms by {', '.join(rules)}" if best.detected else "no alarm"
             yield (
                 f"{_class_text(target)}: {who}, {best.detected:,} of {count_text(best.share.n, 'fault')} "
                 f"({percent_text(best.share.estimate)})"
             )
     yield from _comparison_findings(result)
-    alarms = [one for one in result.false_alarms if not one.on and one.level == ALARMS]
-    for one in (one for one in alarms if one.rule == REFERENCE):
+    alarms = [row for row in result.false_alarms if not row.on and row.level == ALARMS]
+    for row in (row for row in alarms if row.rule == REFERENCE):
         yield (
-            f"false alarms of {REFERENCE}: {one.events:,} in {count_text(result.clean_steps, 'step')}, at most "
-            f"{upper_bound_text(one.per_step.high)} per step and {upper_bound_text(one.per_run.high, 100)} % of runs (one-sided "
+            f"false alarms of {REFERENCE}: {row.events:,} in {count_text(result.clean_steps, 'step')}, at most "
+            f"{upper_bound_text(row.per_step.high)} per step and {upper_bound_text(row.per_run.high, 100)} % of runs (one-sided "
             "limits)"
         )
     wanted = max(map(len, result.severities.values()), default=0)
-    if missing := [f"{target} ({len(one):,})" for target, one in result.severities.items() if len(one) < wanted]:
+    counts = {target: len(values) for target, values in result.severities.items()}
+    if missing := [f"{target} ({faults:,})" for target, faults in counts.items() if faults < wanted]:
         yield (
             f"fewer than {count_text(wanted, 'fault')} were found of {', '.join(missing)}; raise --tries, or choose another "
             "--large-fault"
@@ -125,14 +127,14 @@ def _findings(result: CoverageResult) -> Iterator[str]:
 
 def _comparison_findings(result: CoverageResult) -> Iterator[str]:
     """Sentences on the significant differences between the reference rule and the others."""
-    tests = [one for one in result.tests if one.target == ALL_FINITE and one.level != MATCHED]
-    clear = [one for one in tests if one.p_value < 1 - result.options.confidence]
+    tests = [test for test in result.tests if test.target == ALL_FINITE and test.level != MATCHED]
+    clear = [test for test in tests if test.p_value < 1 - result.options.confidence]
     for test in clear:
         yield (
             f"{REFERENCE} against {test.rule} ({test.level}), finite faults of 1 % or more: difference "
             f"{difference_text(test.difference, ' points')}, p = {p_value_text(test.p_value)}"
         )
-    if rest := [f"{one.rule} ({one.level})" for one in tests if one not in clear]:
+    if rest := [f"{test.rule} ({test.level})" for test in tests if test not in clear]:
         yield f"no difference of {REFERENCE} was shown on these faults from {', '.join(rest)}"
 
 
@@ -144,15 +146,15 @@ def _class_text(target: str) -> str:
 
 
 def _sections(result: CoverageResult) -> Iterator[Section]:
-    rows = [one for one in result.detections if not one.on]
-    places = [place for place in PLACES if any(one.target.startswith(place) for one in rows)]
+    rows = [row for row in result.detections if not row.on]
+    places = [place for place in PLACES if any(row.target.startswith(place) for row in rows)]
     yield Section(
         "Detection",
         f"Share of faults that a rule detects within {count_text(result.spec.follow, 'step')}, by the relative change of the "
         "gradients or of the update.",
         tuple(_by_class(rows, place, PLACE_TEXTS[place]) for place in places),
     )
-    large = [one for one in result.detections if one.target in LARGE_FINITE and one.level == ALARMS]
+    large = [row for row in result.detections if row.target in LARGE_FINITE and row.level == ALARMS]
     if large:
         yield Section("Rules and features", "Each rule on one feature alone: finite faults in operations that change the "
                       "gradients by 1 % or more.", (_by_feature(large),))  # fmt: skip
@@ -169,16 +171,16 @@ def _sections(result: CoverageResult) -> Iterator[Section]:
 
 
 def _by_class(rows: Sequence[Detection], place: str, title: str) -> Table:
-    own = [one for one in rows if one.target.startswith(f"{place}:")]
+    of_place = [row for row in rows if row.target.startswith(f"{place}:")]
     names = ("rule", "counts as detected", "class")
-    keys = (dict(zip(names, (one.rule, one.level, one.target.partition(":")[2]), strict=True)) for one in own)
-    cells = [Estimate(key, one.share) for key, one in zip(keys, own, strict=True)]
+    keys = (dict(zip(names, (row.rule, row.level, row.target.partition(":")[2]), strict=True)) for row in of_place)
+    cells = [Estimate(key, row.share) for key, row in zip(keys, of_place, strict=True)]
     classes = (Column.share(name, priority=number) for number, name in enumerate(CLASSES[::-1]))
     return Table.of(rows_across(cells, "class"), [*map(Column.text, names[:2]), *classes], title)
 
 
 def _by_feature(rows: Sequence[Detection]) -> Table:
-    features = dict.fromkeys(one.on for one in rows)
+    features = dict.fromkeys(row.on for row in rows)
     columns = (Column.percent(on or "default", priority=n, digits=".0f") for n, on in enumerate(features))
     shares: dict[str, dict[str, Cell]] = {}
     for (rule, on), (detected, faults) in _sums(rows).items():
@@ -201,14 +203,14 @@ def _sums(rows: Sequence[Detection]) -> dict[tuple[str, str], tuple[int, int]]:
 def _false_alarms(result: CoverageResult) -> Section:
     changes = result.changes
     columns = (
-        Column.text("rule"), Column.text("level"), Column.text("on", lambda one: one.on or "default", 3), Column.count("events"),
+        Column.text("rule"), Column.text("level"), Column.text("on", lambda row: row.on or "default", 3), Column.count("events"),
         Column("per step, at most", "number", digits=upper_bound_text, of="per_step.high"),
         Column("runs with one, at most", "number", "%", 100.0, upper_bound_text, 1, of="per_run.high"),
         Column("scaled by", "number", digits=".3g", priority=2,
-               of=lambda one: one.threshold if math.isfinite(one.threshold) else None),
+               of=lambda row: row.threshold if math.isfinite(row.threshold) else None),
         *(Column.count(f"after a change of {change}", _events_after(change), 4) for change in changes),
     )  # fmt: skip
-    plain, on_feature = ([one for one in result.false_alarms if bool(one.on) == on] for on in (False, True))
+    plain, on_feature = ([row for row in result.false_alarms if bool(row.on) == on] for on in (False, True))
     texts = "; ".join(f"{change}: {CHANGE_TEXTS[change]}" for change in changes)
     parts: list[Part] = [
         Table.of(plain, columns, "Fault-free runs"),
@@ -228,21 +230,24 @@ def _false_alarms(result: CoverageResult) -> Section:
 
 
 def _events_after(change: str) -> Getter:
-    return lambda one: one.after_changes.get(change)
+    return lambda row: row.after_changes.get(change)
 
 
 def _roc(result: CoverageResult) -> Figure:
     least = 0.5 / max(result.clean_steps, 1)
     # Points go from the highest threshold to the lowest, so that steps between two shares of false alarms have the lower height.
-    curves = {rule: [(one.false_alarms, one.detected) for one in points[::-1]] for rule, points in result.roc.items()}
+    curves = {
+        rule: [(point.false_alarms, point.detected) for point in points[::-1]] for rule, points in result.roc.items()
+    }
     steps = "share of fault-free steps that reach the threshold"
     return roc_figure(curves, least, result.options.rate, steps, "detected finite faults of 1 % or more")
 
 
 def _comparisons(result: CoverageResult) -> Section:
     rows = (
-        (one.rule, one.level, one.target, one.difference, one.only_reference, one.only_other, one.p_value) for one in result.tests
-    )  # fmt: skip
+        (test.rule, test.level, test.target, test.difference, test.only_reference, test.only_other, test.p_value)
+        for test in result.tests
+    )
     return Section(
         "Comparisons",
         f"The alarms of {REFERENCE} against other rules on the same faults: McNemar's exact test, adjusted by Holm over all "
@@ -253,9 +258,9 @@ def _comparisons(result: CoverageResult) -> Section:
 
 def _latency(rows: Sequence[Detection], follow: int) -> Table:
     sums: dict[tuple[str, str], np.ndarray[Any, Any]] = {}
-    for one in rows:
-        if one.after:
-            sums[one.rule, one.level] = sums.get((one.rule, one.level), 0) + np.array(one.after)
+    for row in rows:
+        if row.after:
+            sums[row.rule, row.level] = sums.get((row.rule, row.level), 0) + np.array(row.after)
     steps = (Column.count(f"{step} steps" if step else "same step") for step in range(follow))
     columns = (Column.text("rule"), Column.text("counts as detected"), *steps)
     cells = tuple(TableRow((*names, *counts.tolist())) for names, counts in sums.items())

@@ -101,30 +101,31 @@ def estimates(result: NoiseResult) -> list[Estimate]:
     return rows
 
 
-def _values(one: VariantNoise) -> Iterator[tuple[str, str, Interval]]:
+def _values(variant: VariantNoise) -> Iterator[tuple[str, str, Interval]]:
     """Name of the measure, group of samples and estimate, for every measure of a variant."""
-    yield "distinct_states", "all", count(one.distinct_final_states, one.n)
-    yield "accuracy_mean", "all", count(one.accuracy.mean, one.n)
-    yield "accuracy_sd", "all", one.accuracy.sd
-    if one.loss is not None:
-        yield "loss_mean", "all", count(one.loss.mean, one.n)
-        yield "loss_sd", "all", one.loss.sd
-    yield "churn", "all", one.churn
-    yield "churn_twin_least", "all", count(min(one.twin_churn), one.n)
-    yield "churn_twin_most", "all", count(max(one.twin_churn), one.n)
-    if one.unit_sphere_distance is not None and one.raw_weight_distance is not None:
-        yield "distance_unit", "all", one.unit_sphere_distance
-        yield "distance_raw", "all", one.raw_weight_distance
-    yield "parting_step", "all", one.median_divergence_step
-    for group in one.groups:
+    yield "distinct_states", "all", count(variant.distinct_final_states, variant.n)
+    yield "accuracy_mean", "all", count(variant.accuracy.mean, variant.n)
+    yield "accuracy_sd", "all", variant.accuracy.sd
+    if variant.loss is not None:
+        yield "loss_mean", "all", count(variant.loss.mean, variant.n)
+        yield "loss_sd", "all", variant.loss.sd
+    yield "churn", "all", variant.churn
+    yield "churn_twin_least", "all", count(min(variant.twin_churn), variant.n)
+    yield "churn_twin_most", "all", count(max(variant.twin_churn), variant.n)
+    if variant.unit_sphere_distance is not None and variant.raw_weight_distance is not None:
+        yield "distance_unit", "all", variant.unit_sphere_distance
+        yield "distance_raw", "all", variant.raw_weight_distance
+    yield "parting_step", "all", variant.median_divergence_step
+    for group in variant.groups:
         yield "group_error_sd", group.name, group.sd
         yield "group_error_sd_common", group.name, group.common_sd
         for measure, field in GROUP_COUNTS.items():
-            yield measure, group.name, count(getattr(group, field), one.n)
+            yield measure, group.name, count(getattr(group, field), variant.n)
 
 
 def _numbers(result: NoiseResult) -> Iterator[tuple[str, str, str]]:
-    yield "replicas", f"{sum(one.n for one in result.variants):,}", f"of {count_text(result.steps, 'step')} each"
+    replicas = sum(variant.n for variant in result.variants)
+    yield "replicas", f"{replicas:,}", f"of {count_text(result.steps, 'step')} each"
     yield "parameters", f"{result.parameters:,}", ""
     yield "held-out samples", f"{result.samples:,}", ""
 
@@ -152,9 +153,9 @@ def _sections(result: NoiseResult) -> Iterator[Section]:
 
 def _variants_table(result: NoiseResult) -> Table:
     """The table of all measures, with one column per variant."""
-    measures = {one.name: _measures(one) for one in result.variants}
+    measures = {variant.name: _measures(variant) for variant in result.variants}
     names = dict.fromkeys(name for texts in measures.values() for name in texts)
-    rows = [{"measure": name, **{one: texts[name] for one, texts in measures.items()}} for name in names]
+    rows = [{"measure": name, **{variant: texts[name] for variant, texts in measures.items()}} for name in names]
     return Table.of(rows, (Column("measure"), *map(Column, measures)))
 
 
@@ -169,7 +170,7 @@ def _groups_table(result: NoiseResult) -> Table:
         Column("p", "number", digits=p_value_text, priority=5, of=lambda row: row[1].p),
         Column("p, Holm", "number", digits=p_value_text, of=lambda row: row[1].corrected),
     )  # fmt: skip
-    rows = [(one, group) for one in differing_variants(result) for group in one.groups]
+    rows = [(variant, group) for variant in differing_variants(result) for group in variant.groups]
     return Table.of(
         rows, columns, GROUPS_TITLE, lambda row: is_significant_spread(row[1]), terminal_rows=24, sortable=True
     )

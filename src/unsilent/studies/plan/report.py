@@ -104,18 +104,18 @@ def _with_share(budget: PlannedBudget, result: PlanResult) -> str:
 
 def estimates(result: PlanResult) -> list[Estimate]:
     """The remaining failure rates of each budget, their differences, and failures per 1e9 hours."""
-    found = [_estimate("", "unprotected", result.unprotected)]
+    rows = [_estimate("", "unprotected", result.unprotected)]
     for budget in result.budgets:
-        found += [_estimate(budget.name, name, rate) for name, rate in _rates(budget).items()]
-        found.append(_estimate(budget.name, "plan minus unprotected", budget.change))
-        found += [_estimate(budget.name, f"plan minus half of {name}", gain) for name, gain in budget.gains.items()]
+        rows += [_estimate(budget.name, name, rate) for name, rate in _rates(budget).items()]
+        rows.append(_estimate(budget.name, "plan minus unprotected", budget.change))
+        rows += [_estimate(budget.name, f"plan minus half of {name}", gain) for name, gain in budget.gains.items()]
         if budget.second_campaign and budget.difference:
-            found.append(_estimate(budget.name, "validation", budget.second_campaign))
-            found.append(_estimate(budget.name, "plan minus validation", budget.difference))
+            rows.append(_estimate(budget.name, "validation", budget.second_campaign))
+            rows.append(_estimate(budget.name, "plan minus validation", budget.difference))
     if result.raw_fit is not None:
-        found.append(_estimate("", "unprotected FIT", result.unprotected.scaled(result.raw_fit)))
-        found += [_estimate(b.name, "plan FIT", b.predicted.scaled(result.raw_fit)) for b in result.budgets]
-    return found
+        rows.append(_estimate("", "unprotected FIT", result.unprotected.scaled(result.raw_fit)))
+        rows += [_estimate(b.name, "plan FIT", b.predicted.scaled(result.raw_fit)) for b in result.budgets]
+    return rows
 
 
 def _estimate(budget: str, assignment: str, rate: Interval) -> Estimate:

@@ -181,9 +181,9 @@ def rows_to_show(trace: FaultTrace, most: int = MOST) -> list[int | OmittedRows]
     return lines
 
 
-def _lines(trace: FaultTrace, kept: set[int]) -> list[int | OmittedRows]:
+def _lines(trace: FaultTrace, shown: set[int]) -> list[int | OmittedRows]:
     items: list[int | OmittedRows] = []
-    for inside, group in groupby(range(len(trace.rows)), key=kept.__contains__):
+    for inside, group in groupby(range(len(trace.rows)), key=shown.__contains__):
         numbers = list(group)
         left_out = OmittedRows(len(numbers), sum(trace.rows[i].change.changed > 0 for i in numbers))
         items += numbers if inside else [left_out]

@@ -103,7 +103,7 @@ MACHINE_NAMES = ("level", "target", "parent", "flips", "a", "a_n", "b", "b_n", "
                  "b_is", "paired")  # fmt: skip
 
 
-def compare_stores(one: PvfStore, other: PvfStore, fit_per_bit: float | None = None, **choices: Any) -> Report:
+def compare_stores(store_a: PvfStore, store_b: PvfStore, fit_per_bit: float | None = None, **choices: Any) -> Report:
     """The report that compares two stores.
 
     Raises ``UsageError`` if a fault rate is given although values of a run were corrupted.
@@ -112,7 +112,7 @@ def compare_stores(one: PvfStore, other: PvfStore, fit_per_bit: float | None = N
         fit_per_bit: Failures of one bit of memory per 1e9 hours.
         choices: Fields of `PvfAnalysisOptions`.
     """
-    comparison = compare_campaigns(one, other, PvfEstimator(**choices))
+    comparison = compare_campaigns(store_a, store_b, PvfEstimator(**choices))
     if fit_per_bit is not None:
         check_rate(fit_per_bit, comparison.a.transient)
     return comparison_report(comparison, fit_per_bit)
@@ -194,15 +194,15 @@ def _data(comparison: Comparison, rates: Rates, fit_per_bit: float | None) -> di
         "only_a": [_fields(row, NAMES) for row in comparison.only_a],
         "only_b": [_fields(row, NAMES) for row in comparison.only_b],
         "results": list(map(_result, comparison.rows)),
-        "failure_rates": [_rate(one, fit_per_bit) for one in rates],
+        "failure_rates": [_rate(target_rates, fit_per_bit) for target_rates in rates],
         "notes": comparison.notes,
     } | fits
 
 
-def _rate(one: FailureRates, fit_per_bit: float | None) -> dict[str, Any]:
+def _rate(rates: FailureRates, fit_per_bit: float | None) -> dict[str, Any]:
     """The ratio of failure rates of a target as JSON values, with FIT if a fault rate is given."""
-    row = one.row
-    values = _fields(row, NAMES) | {"bits_a": row.a.bits, "bits_b": row.b.bits, "ratio": _limits_json(one.ratio, row)}
+    row = rates.row
+    values = _fields(row, NAMES) | {"bits_a": row.a.bits, "bits_b": row.b.bits, "ratio": _limits_json(rates.ratio, row)}
     if fit_per_bit is None:
         return values
     fits = {name: make_fit_row(side, fit_per_bit) for name, side in (("fit_a", row.a), ("fit_b", row.b))}
@@ -343,8 +343,8 @@ def _numbers(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
     yield from fit_difference_numbers(comparison.fits)
     for row in () if comparison.fits else at_level(comparison.rows, "model")[:1]:
         where = "" if row.flips is None else f", {flips_text(row.flips)}"
-        for name, one in (("A", row.a), ("B", row.b)):
-            text = estimate_text(one)
+        for name, side in (("A", row.a), ("B", row.b)):
+            text = estimate_text(side)
             yield f"{name}{where}", f"{text.estimate} %", text.limits
         apart, times = signed(row.difference), ratio_text(row.ratio)
         yield "B − A, points", apart.estimate, apart.limits
@@ -367,10 +367,10 @@ def _sections(comparison: Comparison, rates: Rates, fit_per_bit: float | None) -
     for number, count in enumerate(flips):
         every = [row for row in at_level(comparison.rows, level) if row.flips == count and _drawn(row)]
         model = [row for row in at_level(comparison.rows, "model") if row.flips == count and level != "model"]
-        kept = sorted(every, key=significance_sort_key)[:BARS]
+        shown = sorted(every, key=significance_sort_key)[:BARS]
         left = max(left, len(every) - BARS)
         parts += [Heading(flips_text(count))] if len(flips) > 1 else []
-        plot = forest([*(row for row in every if row in kept), *model])
+        plot = forest([*(row for row in every if row in shown), *model])
         parts.append(Plot(f"forest-{number}", f"Difference of {measure} by {level}, {flips_text(count)}", plot))
     lead = (
         f"{measure} of B minus {measure} of A, in percentage points ({_limits(comparison)}). Rows that differ after correction "
@@ -388,9 +388,9 @@ def _sections(comparison: Comparison, rates: Rates, fit_per_bit: float | None) -
         plot = forest(more, several=len({row.flips for row in more}) > 1)
         lead = f"The layers and tensors with the smallest p values, at most {MOST_LAYERS_SHOWN}."
         yield Section("Difference by layer", lead, (Plot("layers", f"Difference of {measure} by layer", plot),))
-    own = components_with_own_layer(comparison.rows)
+    components = components_with_own_layer(comparison.rows)
     lead = "Click a heading to sort. Hover over a row for its numbers of faults, p before correction and the method."
-    rows = tuple(_row(row, own) for row in comparison.rows)
+    rows = tuple(_row(row, components) for row in comparison.rows)
     yield Section("All rows", lead, (Table(COLUMNS, rows, terminal_rows=0, sortable=True),))
     heads = columns("", "A", "B", left=("A", "B"))
     sides = zip(common_facts(comparison.a), common_facts(comparison.b), strict=True)
@@ -413,16 +413,19 @@ def _terminal(comparison: Comparison) -> Iterator[Table]:
     hidden = {"level", "part of"}
     hidden |= {"flips"} if len({row.flips for row in comparison.rows}) < 2 else set()
     hidden |= {"paired"} if not any(row.is_paired for row in comparison.rows) else set()
-    own, more = components_with_own_layer(comparison.rows), _layers(comparison)
+    components, more = components_with_own_layer(comparison.rows), _layers(comparison)
     title = f"The {MOST_LAYERS_SHOWN} layers with the smallest p values" if len(more) > MOST_LAYERS_SHOWN else "Layers"
-    kept = [column.name for column in COLUMNS if column.name not in hidden]
-    main, rest = ([_row(r, own) for r in part] for part in (at_level(comparison.rows, "component", "model"), more))
+    column_names = [column.name for column in COLUMNS if column.name not in hidden]
+    main, rest = (
+        [_row(r, components) for r in part] for part in (at_level(comparison.rows, "component", "model"), more)
+    )
     main_title = comparison.a.measure_text if comparison.fits else ""
-    yield from terminal_tables(COLUMNS, kept, main, rest, title, main_title)
+    yield from terminal_tables(COLUMNS, column_names, main, rest, title, main_title)
 
 
-def _row(row: ComparedRow, own: frozenset[str]) -> TableRow:
-    names = (row_label(row, own), row.level, row.parent, TextCell(flips_number_text(row.flips), float(row.flips or 0)))
+def _row(row: ComparedRow, components: frozenset[str]) -> TableRow:
+    flips = TextCell(flips_number_text(row.flips), float(row.flips or 0))
+    names = (row_label(row, components), row.level, row.parent, flips)
     both = [share_cells(side)[0] for side in (row.a, row.b)]
     apart, times = (
         estimate_cells(signed(row.difference), row.difference),
@@ -442,7 +445,7 @@ def forest(rows: Sequence[ComparedRow], several: bool = False) -> Figure:
     """The forest plot of differences, one row each; ``several`` adds the number of flips to the names."""
     rows = [row for row in rows if _drawn(row)]
     points = [row.difference.scaled(100) for row in rows]
-    ends = [0.0, *(end for one in points for end in (one.low, one.high))]
+    ends = [0.0, *(end for point in points for end in (point.low, point.high))]
     edge = 0.06 * max(map(abs, ends)) or 1.0
     names = [escape_unprintable(row.target) + (f" · {flips_number_text(row.flips)}" if several else "") for row in rows]
     traces = []

@@ -63,7 +63,7 @@ def fit_figure(rows: Sequence[MemoryFitRow]) -> Figure:
         if not any(rate.high for rate in rates):
             continue
         hover = [rate_hover_text(rate, name, f"{kind} FIT") for rate, name in zip(rates, names, strict=True)]
-        places = [(place + shift, *one) for place, one in enumerate(zip(rates, hover, strict=True))]
+        places = [(place + shift, rate, text) for place, (rate, text) in enumerate(zip(rates, hover, strict=True))]
         series.append(Dots(kind, OUTCOME_COLOURS[outcome], "circle" if shift < 0 else "square", places))
     return rates_figure(series, names, "FIT (failures in 10⁹ device hours)")
 

@@ -147,9 +147,11 @@ def _data(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRow]) 
     by_name["lookups"] = [{n: getattr(row, n) for n in row.__dataclass_fields__} | common for row in result.lookups]
     if fit_per_bit is not None:
         names = ("target", "level", "flips", "bits", "confidence", "n", "unit")
-        own = ("unmasked_fit", "estimate", "low", "high")
+        fit_fields = ("unmasked_fit", "estimate", "low", "high")
         by_name["fit"] = [
-            {n: getattr(f.row, n) for n in names} | {n: getattr(f, n) for n in own} | {"reason": f.reason or None}
+            {n: getattr(f.row, n) for n in names}
+            | {n: getattr(f, n) for n in fit_fields}
+            | {"reason": f.reason or None}
             for f in fits
         ]
         by_name["fit_per_bit"] = fit_per_bit
@@ -173,7 +175,7 @@ def _columns(result: PvfResult) -> tuple[Column, ...]:
     return columns(*names, *counts, *lost_columns(result), left=("level", "part of"), priority=priority)
 
 
-def _row(result: PvfResult, row: PvfRow, own: frozenset[str]) -> TableRow:
+def _row(result: PvfResult, row: PvfRow, components: frozenset[str]) -> TableRow:
     """The cells of a table row, with a hint that is shown on hover."""
     unit = "batch" if row.unit == "batch" else "sample"
     due = "–"  # weighted like the estimate
@@ -186,7 +188,8 @@ def _row(result: PvfResult, row: PvfRow, own: frozenset[str]) -> TableRow:
         f"{count_text(row.elements, 'element')}, {count_text(row.bits, 'bit')}, {count_text(row.units, unit)} judged, "
         f"{count_text(row.incorrect_trials, 'fault')} with an incorrect output; {row.method}{kinds and '; '}{kinds}"
     )
-    names = (row_label(row, own), row.level, row.parent, TextCell(flips_number_text(row.flips), float(row.flips or 0)))
+    flips = TextCell(flips_number_text(row.flips), float(row.flips or 0))
+    names = (row_label(row, components), row.level, row.parent, flips)
     counts = (row.n, row.masked, row.benign, row.sdc, row.due)
     key = (row.estimate or 0.0) * (1 - (row.silent_share or 0.0))
     lost = lost_cells(result, row)
@@ -195,7 +198,7 @@ def _row(result: PvfResult, row: PvfRow, own: frozenset[str]) -> TableRow:
 
 def terminal_tables(
     columns: Sequence[Column],
-    kept: Sequence[str],
+    column_names: Sequence[str],
     main: Sequence[TableRow],
     more: Sequence[TableRow],
     title: str,
@@ -203,8 +206,8 @@ def terminal_tables(
 ) -> Iterator[Table]:
     """The tables for a terminal, with selected columns: main rows, then layers."""
     for rows, names, head, most in (
-        (main, kept, main_title, len(main)),
-        (more, [*kept, "part of"], title, MOST_LAYERS_SHOWN),
+        (main, column_names, main_title, len(main)),
+        (more, [*column_names, "part of"], title, MOST_LAYERS_SHOWN),
     ):
         places = [i for i, column in enumerate(columns) if column.name in names]
         shown = tuple(TableRow(tuple(row.cells[i] for i in places), row.emphasised) for row in rows)
@@ -214,7 +217,7 @@ def terminal_tables(
 
 
 def _terminal(result: PvfResult) -> Iterator[Table]:
-    own = components_with_own_layer(result.rows)
+    components = components_with_own_layer(result.rows)
     main = at_level(result.rows, "component", "model")
     more = layer_rows(
         result.rows,
@@ -224,10 +227,10 @@ def _terminal(result: PvfResult) -> Iterator[Table]:
     few = sum(has_few_trials(row, row.n) for row in more)
     title = f"The {MOST_LAYERS_SHOWN} most vulnerable layers" if len(more) > MOST_LAYERS_SHOWN else "Layers"
     title += f"; {few} with fewer than {FEW_TRIALS} trials come last" if few else ""
-    kept = [name.format(result.measure) for name in IN_TERMINAL]
-    rows = [[_row(result, row, own) for row in part] for part in (main, more)]
+    column_names = [name.format(result.measure) for name in IN_TERMINAL]
+    rows = [[_row(result, row, components) for row in part] for part in (main, more)]
     main_title = result.measure_text if result.memories else ""
-    yield from terminal_tables(_columns(result), kept, rows[0], rows[1], title, main_title)
+    yield from terminal_tables(_columns(result), column_names, rows[0], rows[1], title, main_title)
 
 
 def _fit_table(fits: Sequence[FitRow], fit_per_bit: float) -> Table:
@@ -295,8 +298,8 @@ def _sections(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRo
             plot = lookup_figure(result.lookups, measure)
             parts.append(Plot("lookups", f"{measure} of hot and cold embedding rows", plot))
         yield Section("Hot and cold embedding rows", words.LOOKUPS, tuple(parts))
-    own = components_with_own_layer(result.rows)
-    rows = tuple(_row(result, row, own) for row in result.rows)
+    components = components_with_own_layer(result.rows)
+    rows = tuple(_row(result, row, components) for row in result.rows)
     table = Table(_columns(result), rows, terminal_rows=0, sortable=True)
     yield Section("All rows", words.all_rows_lead(result), (table,))
 
@@ -328,7 +331,7 @@ def _fit_plot(fits: Sequence[FitRow]) -> Iterator[Plot]:
     rates = [f.interval for f in shown if f.interval is not None]
     hover = [rate_hover_text(rate, name, "FIT") for rate, name in zip(rates, names, strict=True)]
     colours = [MODEL_COLOUR if f.row.level == "model" else SERIES_COLOURS[0] for f in shown]
-    places = [(float(place), *one) for place, one in enumerate(zip(rates, hover, strict=True))]
+    places = [(float(place), rate, text) for place, (rate, text) in enumerate(zip(rates, hover, strict=True))]
     plot = rates_figure([Dots("", colours, "circle", places)], names, "FIT (failures in 10⁹ hours)")
     yield Plot("fit", "FIT by target", plot)
 
@@ -348,8 +351,8 @@ def curves(result: PvfResult) -> PvfCurves:
     named = _series(at_level(result.rows, level)) if level != "model" else {}
     missing = sorted({row.target for row in at_level(result.rows, level) if row.estimate is None})
     ranked = sorted(named, key=lambda name: max(map(vulnerability_key, named[name])), reverse=True)[: SERIES - 1]
-    kept = {name: rows for name, rows in named.items() if name in ranked} | _series(at_level(result.rows, "model"))
-    return PvfCurves(kept, len(named) - len(ranked), tuple(missing))
+    series = {name: rows for name, rows in named.items() if name in ranked} | _series(at_level(result.rows, "model"))
+    return PvfCurves(series, len(named) - len(ranked), tuple(missing))
 
 
 def _series(rows: Sequence[PvfRow]) -> dict[str, list[PvfRow]]:
@@ -415,8 +418,8 @@ def split_rows(result: PvfResult) -> tuple[list[PvfRow], int]:
     """
     rows = [row for row in at_level(result.rows, main_level(result)) if row.units > 0]
     least = sorted(map(vulnerability_key, rows), reverse=True)[:BARS][-1:]
-    kept = [row for row in rows if vulnerability_key(row) >= least[0]][:BARS]
-    return kept, len(rows) - len(kept)
+    shown = [row for row in rows if vulnerability_key(row) >= least[0]][:BARS]
+    return shown, len(rows) - len(shown)
 
 
 def outcome_shares_by_row(result: PvfResult) -> list[Split]:

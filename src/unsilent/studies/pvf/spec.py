@@ -102,7 +102,7 @@ class PvfSpec(Spec):
     fault: Annotated[str, Option(
         "Fault model, like bitflip:bits=exponent (see unsilent faults); a mixture, like '0.7*bitflip + 0.3*burst'; or "
         "FILE.py:NAME, a function of the old bits.", FAULTS_PANEL,
-        parser=lambda given: str(getattr(given, "text", given)))] = "bitflip"  # fmt: skip
+        parser=lambda value: str(getattr(value, "text", value)))] = "bitflip"  # fmt: skip
     flips: Annotated[tuple[int | None, ...], Option(
         "Faults per trial, or several such numbers to compare, like 1,8,128.", FAULTS_PANEL,
         default_text="1", unset_value=None, separator=",")] = (1,)  # fmt: skip

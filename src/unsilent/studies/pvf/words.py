@@ -84,12 +84,12 @@ def headline(result: PvfResult) -> str:
 
 def fit_headline(fits: Sequence[FitRow]) -> str:
     """A sentence on the target with the most FIT; empty if no target has a FIT."""
-    parts = [one for one in fits if one.row.level != "model" and one.estimate]
-    model = [one for one in fits if one.row.level == "model" and one.estimate is not None]
+    parts = [fit for fit in fits if fit.row.level != "model" and fit.estimate]
+    model = [fit for fit in fits if fit.row.level == "model" and fit.estimate is not None]
     if not parts:
         return ""
     top = parts[0]
-    others = [one.unmasked_fit * one.row.joint_high for one in fits if one.row.level != "model" and one is not top]
+    others = [fit.unmasked_fit * fit.row.joint_high for fit in fits if fit.row.level != "model" and fit is not top]
     is_known = top.unmasked_fit * top.row.joint_low > max(others, default=0.0)
     most = "has the most FIT" if is_known else "has the largest estimate of FIT (the order is not established)"
     whole = f"; the whole model has {model[0].text.in_sentence}" if model else ""
@@ -249,7 +249,7 @@ def curves_lead(result: PvfResult, lines: PvfCurves) -> str:
 
 def heat_map_lead(result: PvfResult, maps: int) -> str:
     """The sentences above the heat maps."""
-    trials = count_text(sum(one.total_trials for one in result.heat_maps), "trial")
+    trials = count_text(sum(heat_map.total_trials for heat_map in result.heat_maps), "trial")
     few = "Hover for n." if all(map(is_exact, result.rows)) else "Each cell rests on few trials: hover for n."
     several = (
         " Each dtype has its own map, because the meaning of a bit depends on the dtype. The colour scale is the same "

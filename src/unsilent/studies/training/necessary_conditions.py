@@ -221,7 +221,7 @@ def guard_result(
     edges = (0.0, *SIZES, math.inf)
     names = [f"up to {SIZES[0]:g}", *(f"{a:g} to {b:g}" for a, b in itertools.pairwise(SIZES))]
     names.append(f"above {SIZES[-1]:g}")
-    by_size = [(relative_injected_size(one.row), again) for one, again in pairs]
+    by_size = [(relative_injected_size(trial.row), again) for trial, again in pairs]
     sizes = tuple(
         _caught(name, [again for size, again in by_size if low < size <= high or low == size == 0], confidence)
         for name, low, high in zip(names, edges, edges[1:], strict=False)

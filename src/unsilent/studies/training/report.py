@@ -89,14 +89,14 @@ CONDITIONS = (
 )
 TRIALS = Column.count("trials", "n")
 CONDITION_COLUMNS = (
-    Column("largest of", of=lambda one: KINDS.get(one.kind, one.kind)), Column("factor", "number", digits=",.0f"),
+    Column("largest of", of=lambda row: KINDS.get(row.kind, row.kind)), Column("factor", "number", digits=",.0f"),
     Column.count("hit", "true_positives"), Column.count("missed", "false_negatives"),
     Column.count("false", "false_positives", 1), Column.count("clear", "true_negatives", 1),
     Column.count("loud", "visible_harm_with", 3), Column.count("not", "visible_harm_without", 3),
     Column.share("sensitivity"), Column.share("specificity"), Column.share("different", priority=2),
 )  # fmt: skip
 PART_COLUMNS = (
-    Column("target", of=lambda one: one.part or one.target), Column.text("memory", "memory_kind"), Column.count("elements"),
+    Column("target", of=lambda row: row.part or row.target), Column.text("memory", "memory_kind"), Column.count("elements"),
     TRIALS, Column.count("failed", "failures"), Column.share("PVF", "pvf"), Column.share("different"),
 )  # fmt: skip
 UNDER_GUARD = (
@@ -106,7 +106,7 @@ UNDER_GUARD = (
 
 def report(result: TrainingResult) -> Report:
     """The report on a result."""
-    given = ", ".join(f"{name} {value}" for name, value, _, _ in thresholds(result))
+    limits = ", ".join(f"{name} {value}" for name, value, _, _ in thresholds(result))
     return Report(
         schema=SCHEMA,
         report_type="Faults in training",
@@ -117,7 +117,7 @@ def report(result: TrainingResult) -> Report:
         findings=tuple(findings(result)),
         sections=tuple(section for section in _sections(result) if section.parts),
         facts=tuple(facts(result)),
-        notes=(*training_method_lines(result), f"thresholds: {given}"),
+        notes=(*training_method_lines(result), f"thresholds: {limits}"),
         method=METHOD,
         further_json=_data(result),
     )
@@ -132,8 +132,8 @@ def estimates(result: TrainingResult) -> Iterator[Estimate]:
     def of(group: str, target: str, measure: str, value: Interval, **further: str | int) -> Estimate:
         return Estimate({"group": group, "target": target, "measure": measure}, value, "trial", further=further)
 
-    for one in result.classes:
-        yield of("class", one.name, "share", one.share)
+    for row in result.classes:
+        yield of("class", row.name, "share", row.share)
     every = [("all", result.all_trials), *((kind, group) for kind, groups in result.groups.items() for group in groups)]
     for kind, group in every:
         for measure in ("different", "harmful", "latent"):
@@ -172,8 +172,12 @@ def _caught(result: TrainingResult) -> Sequence[tuple[str, GuardDetection]]:
     guard = result.guard
     if guard is None:
         return ()
-    every = [("guard", one) for one in (guard.different, guard.all_harmful, guard.large_harmful)]
-    return [*every, *(("guard size", one) for one in guard.sizes), *(("guard group", one) for one in guard.groups)]
+    every = [("guard", detection) for detection in (guard.different, guard.all_harmful, guard.large_harmful)]
+    return [
+        *every,
+        *(("guard size", detection) for detection in guard.sizes),
+        *(("guard group", detection) for detection in guard.groups),
+    ]
 
 
 def _data(result: TrainingResult) -> dict[str, Any]:
@@ -182,8 +186,8 @@ def _data(result: TrainingResult) -> dict[str, Any]:
         result, "classes", "all_trials", "contrasts", "parts", "golden_losses", "flip_flops", "points"
     )
     further["least_accuracy"], further["least_accuracy_different"] = convergence_limits_of(result)
-    further["classes"] = {one.name: one.n for one in result.classes}
-    further["different"] = {one.name: one.different for one in result.classes}
+    further["classes"] = {row.name: row.n for row in result.classes}
+    further["different"] = {row.name: row.different for row in result.classes}
     return {**further, "points": [_point(point) for point in result.points]}
 
 
@@ -242,15 +246,15 @@ def _sections(result: TrainingResult) -> Iterator[Section]:
 
 
 def _classes_table(result: TrainingResult) -> Table:
-    def name(one: ClassShare) -> TextCell:
-        colour, symbol = outcome_style(one.name)
-        return TextCell(one.name, mark=(colour, SHAPES[symbol]))
+    def name(row: ClassShare) -> TextCell:
+        colour, symbol = outcome_style(row.name)
+        return TextCell(row.name, mark=(colour, SHAPES[symbol]))
 
     examples = {curve.outcome: curve.trial for curve in reversed(result.curves)}
     columns = (
         Column("class", of=name), TRIALS, Column.count("different"), Column.share("share"),
-        Column.text("example", lambda one: short(examples.get(one.name, ""), EXAMPLE), 1),
-        Column.text("what it is", lambda one: outcome_text(one.name, result)),
+        Column.text("example", lambda row: short(examples.get(row.name, ""), EXAMPLE), 1),
+        Column.text("what it is", lambda row: outcome_text(row.name, result)),
     )  # fmt: skip
     return Table.of(result.classes, columns)
 
@@ -292,8 +296,8 @@ def _groups_table(kind: str, groups: list[TrialGroup]) -> Table:
         Column(kind, of="name"), TRIALS, *map(Column.share, ("different", "harmful", "latent")),
         *(Column.count(name, _trials_of(name), 1 + number) for number, name in enumerate(reversed(classes))),
     )  # fmt: skip
-    kept = groups if len(groups) <= GROUPS else worst_first(groups)
-    return Table.of(kept, columns, terminal_rows=GROUPS, more_rows_text=CUT.format("harmful"), sortable=True)
+    shown = groups if len(groups) <= GROUPS else worst_first(groups)
+    return Table.of(shown, columns, terminal_rows=GROUPS, more_rows_text=CUT.format("harmful"), sortable=True)
 
 
 def _trials_of(outcome: str) -> Getter:
@@ -335,13 +339,13 @@ def _guarded(result: TrainingResult) -> Iterator[Part]:
     guard = result.guard
     if guard is None:
         return
-    if any(one.n for one in guard.sizes):
+    if any(row.n for row in guard.sizes):
         yield Plot("guard", "Caught share by size", guard_figure(guard.sizes))
     columns = (
         Column("faults", of="name"), Column.count("n"), Column.count("caught", "detected_in_time"), Column.share("share"),
         Column.count("bit-identical", "recovered_identical"),
     )  # fmt: skip
-    yield Table.of((one for _, one in _caught(result)), columns, f"under the guard; {UNDER_GUARD}")
+    yield Table.of((detection for _, detection in _caught(result)), columns, f"under the guard; {UNDER_GUARD}")
 
 
 def _examples(result: TrainingResult) -> Section:
@@ -394,5 +398,5 @@ def facts(result: TrainingResult) -> list[tuple[str, str]]:
     return [(term, str(text)) for term, text in known.items() if text not in (None, "")]
 
 
-def _pairs(given: Any, between: str = "=") -> str:
-    return ", ".join(f"{key}{between}{value}" for key, value in given.items()) if isinstance(given, Mapping) else ""
+def _pairs(values: Any, between: str = "=") -> str:
+    return ", ".join(f"{key}{between}{value}" for key, value in values.items()) if isinstance(values, Mapping) else ""

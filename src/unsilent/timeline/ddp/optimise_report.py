@@ -54,28 +54,28 @@ class Optimised(Shown):
         recorded = self.job.recorded
         return float(2 * recorded.std(ddof=1) / len(recorded) ** 0.5) if len(recorded) > 1 else float("inf")
 
-    def label(self, one: DdpSettings) -> str:
+    def label(self, settings: DdpSettings) -> str:
         """Name of settings: their DDP arguments, "as recorded", or "DDP's default"."""
         default = "DDP's default"
-        if one.buckets == self.recorded.buckets:
-            return f"as recorded ({default})" if one.buckets == self.default.buckets else "as recorded"
-        return one.arguments or default
+        if settings.buckets == self.recorded.buckets:
+            return f"as recorded ({default})" if settings.buckets == self.default.buckets else "as recorded"
+        return settings.arguments or default
 
-    def precision(self, one: DdpSettings) -> str:
+    def precision(self, settings: DdpSettings) -> str:
         """Name of the precision in which gradients are sent."""
         recorded = {2: "16 bits", 8: "64 bits"}.get(self.job.item_bytes, "fp32")
-        return recorded if one.precision == "fp32" else one.precision
+        return recorded if settings.precision == "fp32" else settings.precision
 
-    def cost_of(self, one: DdpSettings) -> LinkCost:
+    def cost_of(self, settings: DdpSettings) -> LinkCost:
         """Cost of a collective with these settings: the chosen program's for the best settings, else DDP's own."""
-        return self.cost if any(one is best for best in self.best) else self.job.cost
+        return self.cost if any(settings is best for best in self.best) else self.job.cost
 
-    def ratio(self, one: DdpSettings) -> Interval:
+    def ratio(self, settings: DdpSettings) -> Interval:
         """Predicted step time divided by that of the recorded buckets, with an interval."""
-        steps, share = self.job.steps, PRECISIONS[one.precision]
-        is_own = self.cost_of(one) == self.job.cost
+        steps, share = self.job.steps, PRECISIONS[settings.precision]
+        is_own = self.cost_of(settings) == self.job.cost
         return self.job.ratio(
-            lambda fitted: steps.step_seconds(one.buckets, fitted if is_own else self.cost, share),
+            lambda fitted: steps.step_seconds(settings.buckets, fitted if is_own else self.cost, share),
             lambda fitted: steps.step_seconds(self.recorded.buckets, fitted),
         )
 
@@ -90,15 +90,21 @@ class Optimised(Shown):
         """Report on the settings; ``source`` names the traces."""
         job, steps = self.job, count_text(len(self.job.recorded), "step")
         best = [] if job.doubt else self.best
+        best_time = [
+            ("best", duration_text(settings.mean), f"predicted, {self.precision(settings)} gradients")
+            for settings in best[:1]
+        ]
         lines = tuple((None, line) for settings in best[:1] for line in reasons(job.steps, self.cost, settings))
-        ratios = {f"{self.precision(one)} {self.label(one)}": self.ratio(one) for one in self.shown[1:]}
+        ratios = {
+            f"{self.precision(settings)} {self.label(settings)}": self.ratio(settings) for settings in self.shown[1:]
+        }
         return Report(
             "unsilent/timeline-optimise/2", "timeline optimise", f"Buckets for {source or 'a job'}", _headline(self),
             machine_table(measured({}, ratios, "step"), ("measure", "")),
             numbers=(
                 ("step time", duration_text(float(job.recorded.mean())), f"recorded, mean of {steps}"),
                 ("as recorded", duration_text(self.recorded.mean), "predicted"),
-                *(("best", duration_text(one.mean), f"predicted, {self.precision(one)} gradients") for one in best[:1]),
+                *best_time,
                 ("noise floor", duration_text(self.noise_floor), "of the recorded mean"),
                 ("error of the model", f"{100 * job.error:+.2g} %", "recorded buckets replayed, against recorded steps"),
             ),
@@ -148,7 +154,7 @@ def _undominated(costs: Mapping[str, LinkCost], steps: DdpSteps) -> Iterator[str
 def _headline(result: Optimised) -> str:
     if result.job.doubt:
         return f"No settings are recommended: {result.job.doubt}."
-    best = next(one for one in result.best if one.precision == "fp32")
+    best = next(settings for settings in result.best if settings.precision == "fp32")
     gain, floor = result.recorded.mean - best.mean, duration_text(result.noise_floor)
     if gain <= result.noise_floor:
         return (
@@ -204,9 +210,9 @@ def _notes(result: Optimised) -> Iterator[str]:
     if not cost.grows:
         yield DOES_NOT_GROW
     yield f"a collective costs {duration_text(cost.latency)} and {duration_text(cost.per_byte * 2**20)} for each MiB"
-    for one in result.shown:
-        own, sizes = result.cost_of(one), bucket_sizes(result.job.steps, one)
-        if own.grows and not own.covers(sizes):
-            of = f"{result.label(one)}, {result.precision(one)}"
-            yield f"{of}: {beyond_fit(own, sizes)}; give a --system that was measured with --sizes around these"
+    for settings in result.shown:
+        link_cost, sizes = result.cost_of(settings), bucket_sizes(result.job.steps, settings)
+        if link_cost.grows and not link_cost.covers(sizes):
+            of = f"{result.label(settings)}, {result.precision(settings)}"
+            yield f"{of}: {beyond_fit(link_cost, sizes)}; give a --system that was measured with --sizes around these"
     yield from result.job.notes

@@ -76,7 +76,7 @@ def write_labels(path: Path, incidents: Iterable[LabelledIncident]) -> None:
     replace_file(path, "".join(label_line(incident, path.parent) for incident in incidents).encode())
 
 
-def label_line(one: LabelledIncident, collection: Path) -> str:
+def label_line(incident: LabelledIncident, collection: Path) -> str:
     """The line of an incident in the file of labels.
 
     Its folder is written relative to the collection.
@@ -85,10 +85,10 @@ def label_line(one: LabelledIncident, collection: Path) -> str:
         {"template": query_grade.query.template, "blanks": query_grade.query.blanks.given, "grade": query_grade.grade,
          "outcome": query_grade.outcome.name, "kind": query_grade.kind and query_grade.kind.name,
          "is_same": query_grade.is_same, "seconds": query_grade.seconds}
-        for query_grade in one.graded
+        for query_grade in incident.graded
     ]  # fmt: skip
-    folder = one.folder.relative_to(collection).as_posix()
-    values = {"planned": one.planned, "folder": folder, "group": one.group, "graded": graded}
+    folder = incident.folder.relative_to(collection).as_posix()
+    values = {"planned": incident.planned, "folder": folder, "group": incident.group, "graded": graded}
     return json.dumps(as_json_values(values), allow_nan=False) + "\n"
 
 

@@ -26,7 +26,7 @@ from unsilent.workloads.scenes.models import SceneModel, scenes_workload
 IOU = 0.5
 
 
-def average_precision(found: Detections, boxes: Tensor, digits: Tensor) -> float:
+def average_precision(detections: Detections, boxes: Tensor, digits: Tensor) -> float:
     """Mean average precision over the classes that occur.
 
     For each class it is the area under the curve of precision against recall, with the largest precision at any higher
@@ -38,9 +38,9 @@ def average_precision(found: Detections, boxes: Tensor, digits: Tensor) -> float
         boxes: Objects, float32 [n, k, 4].
         digits: Classes of the objects, int64 [n, k]; -1 if there is no object.
     """
-    overlap = intersection_over_union(found.boxes, boxes)
+    overlap = intersection_over_union(detections.boxes, boxes)
     occurring = sorted(set(digits[digits >= 0].tolist()))
-    return float(np.mean([_of_class(number, found, overlap, digits) for number in occurring]))
+    return float(np.mean([_of_class(number, detections, overlap, digits) for number in occurring]))
 
 
 def _of_class(number: int, detections: Detections, overlap: Tensor, digits: Tensor) -> float:

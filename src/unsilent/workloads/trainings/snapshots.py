@@ -55,28 +55,28 @@ def _cloned(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(result)
 
 
-def restored_value(current: Any, kept: Any, device: torch.device | None = None) -> Any:
+def restored_value(current: Any, saved: Any, device: torch.device | None = None) -> Any:
     """The value of a snapshot for the place of ``current``.
 
-    The result is ``current`` itself with the content of ``kept`` if it is a tensor that fits, else a copy of ``kept``.
+    The result is ``current`` itself with the content of ``saved`` if it is a tensor that fits, else a copy of ``saved``.
     ``device``: device for tensors with dimensions (None: the device that they were on).
     """
-    if isinstance(kept, Tensor):
-        if isinstance(current, Tensor) and _alike(current, kept):
-            current.data.copy_(kept)
+    if isinstance(saved, Tensor):
+        if isinstance(current, Tensor) and _alike(current, saved):
+            current.data.copy_(saved)
             return current
-        return kept.to(device, copy=True) if device is not None and kept.ndim else kept.clone()
-    if isinstance(kept, Mapping):
+        return saved.to(device, copy=True) if device is not None and saved.ndim else saved.clone()
+    if isinstance(saved, Mapping):
         entries = current if isinstance(current, dict) else {}
-        items = {key: restored_value(entries.get(key), item, device) for key, item in kept.items()}
+        items = {key: restored_value(entries.get(key), item, device) for key, item in saved.items()}
         # Some schedulers hold a Counter.
         return type(current)(items) if isinstance(current, dict) else items
-    if type(kept) in (list, tuple):
+    if type(saved) in (list, tuple):
         destination = (
-            current if isinstance(current, (list, tuple)) and len(current) == len(kept) else [None] * len(kept)
+            current if isinstance(current, (list, tuple)) and len(current) == len(saved) else [None] * len(saved)
         )
-        return type(kept)(restored_value(a, b, device) for a, b in zip(destination, kept, strict=True))
-    return kept if type(kept) in _PLAIN else copy.deepcopy(kept)
+        return type(saved)(restored_value(a, b, device) for a, b in zip(destination, saved, strict=True))
+    return saved if type(saved) in _PLAIN else copy.deepcopy(saved)
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
@@ -88,13 +88,13 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     return named_tensors(model)
 
 
-def put_into_model(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
+def put_into_model(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
     """Copy tensors into the model's tensors of the same names and shapes.
 
     A tensor with another memory layout gets the layout of the snapshot.
     """
     for name, tensor in model_tensors(model).items():
-        source = kept[name]
+        source = saved[name]
         if _alike(tensor, source):
             tensor.data.copy_(source)
         else:
@@ -128,7 +128,7 @@ def optimizer_snapshot(optimizer: Optimizer, names: Mapping[int, str]) -> dict[s
     }
 
 
-def put_into_optimizer(optimizer: Optimizer, kept: Mapping[str, Any], names: Mapping[int, str]) -> None:
+def put_into_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[int, str]) -> None:
     """Restore an optimizer from a snapshot, in its existing tensors.
 
     State and settings that the snapshot lacks are removed.
@@ -136,10 +136,10 @@ def put_into_optimizer(optimizer: Optimizer, kept: Mapping[str, Any], names: Map
     stepped = stepped_parameters(optimizer, names)
     before = dict(optimizer.state)
     optimizer.state.clear()
-    for name, entries in kept["state"].items():
+    for name, entries in saved["state"].items():
         parameter = stepped[name]
         optimizer.state[parameter] = restored_value(dict(before.get(parameter, {})), entries, parameter.device)
-    for group, settings in zip(optimizer.param_groups, kept["groups"], strict=True):
+    for group, settings in zip(optimizer.param_groups, saved["groups"], strict=True):
         for key in set(group) - {"params", *settings}:
             del group[key]
         group.update({key: restored_value(group.get(key), value) for key, value in settings.items()})
@@ -150,16 +150,16 @@ def stepped_parameters(optimizer: Optimizer, names: Mapping[int, str]) -> dict[s
     return {names.get(id(p), f"parameter {i}"): p for i, p in enumerate(parameters_of([optimizer]))}
 
 
-def snapshot_misfit(kept: Mapping[str, Any], model: nn.Module) -> str | None:
+def snapshot_misfit(saved: Mapping[str, Any], model: nn.Module) -> str | None:
     """A description of the first tensor that does not fit the model, or None if all fit."""
     tensors = model_tensors(model)
     for name, tensor in tensors.items():
-        source = kept.get(name)
+        source = saved.get(name)
         if not isinstance(source, Tensor):
             return f"lacks {name!r}"
         if (source.dtype, source.shape) != (tensor.dtype, tensor.shape):
             return f"has {name!r} as {_tensor_description(source)}, this model has {_tensor_description(tensor)}"
-    surplus = next((name for name in kept if name not in tensors), None)
+    surplus = next((name for name in saved if name not in tensors), None)
     return None if surplus is None else f"has {surplus!r}, which this model lacks"
 
 

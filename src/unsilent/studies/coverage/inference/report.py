@@ -25,20 +25,20 @@ def cost_section(result: InferenceCoverageResult) -> Section:
     """The section on the CPU time and memory of each detector."""
     times = [f"CPU time at batch {size}" for size in TIMED_BATCHES]
     columns = (Column.text("detector"), *map(Column.percent, (*times, "memory")))
-    rows = (
-        {"detector": one.detector, **{name: ratio for name, ratio in zip(times, one.ratios, strict=True) if math.isfinite(ratio)},
-         "memory": one.memory}
-        for one in result.costs
-    )  # fmt: skip
+    rows = ({"detector": cost.detector, **_finite(times, cost.ratios), "memory": cost.memory} for cost in result.costs)
     return Section(
         "Cost", "CPU time of a pass with the detector over that of the model alone, and memory over that of the model.",
         (Table.of(rows, columns, "Cost of a detector"),),
     )  # fmt: skip
 
 
+def _finite(names: Sequence[str], ratios: Sequence[float]) -> dict[str, float]:
+    return {name: ratio for name, ratio in zip(names, ratios, strict=True) if math.isfinite(ratio)}
+
+
 def duplication_is_cheaper(result: InferenceCoverageResult) -> Iterator[str]:
     """A sentence if running the model twice took less CPU time than other detectors, else nothing."""
-    ratios = {one.detector: one.ratios[0] for one in result.costs if math.isfinite(one.ratios[0])}
+    ratios = {cost.detector: cost.ratios[0] for cost in result.costs if math.isfinite(cost.ratios[0])}
     twice = ratios.pop(DUPLICATION, math.nan)
     dearer = [name for name, ratio in ratios.items() if ratio > twice]
     dearer.sort(key=lambda name: name != result.reference)
@@ -92,13 +92,13 @@ def report(result: InferenceCoverageResult) -> Report:
 
 def _headline(result: InferenceCoverageResult) -> str:
     """A sentence on the share of faults that the reference detector finds, and on the best detector."""
-    faults, answers = (sum(getattr(one, key) for one in result.tries) for key in ("found", "answers"))
-    own = [one for one in _at_rate(result) if one.errors == ALL]
-    if not faults or not own:
-        trials = count_text(sum(one.trials for one in result.tries), "trial")
+    faults, answers = (sum(getattr(row, key) for row in result.tries) for key in ("found", "answers"))
+    rows = [row for row in _at_rate(result) if row.errors == ALL]
+    if not faults or not rows:
+        trials = count_text(sum(row.trials for row in result.tries), "trial")
         return f"No fault that changes an answer of {result.baseline.name} was found in {trials}."
-    mine, best = _reference_and_best(own, result)
-    alarms = {one.detector: one.share for one in result.false_alarms if one.rate == result.options.rate}
+    mine, best = _reference_and_best(rows, result)
+    alarms = {row.detector: row.share for row in result.false_alarms if row.rate == result.options.rate}
     share = alarms.get(mine.detector)
     raised = "" if share is None else f" ({share_with_limits_text(share)} measured)"
     most = "no detector finds more" if best is mine else f"{best.detector} most, {share_with_limits_text(best.answers)}"
@@ -111,50 +111,49 @@ def _headline(result: InferenceCoverageResult) -> str:
 
 def _reference_and_best(rows: Sequence[Detection], result: InferenceCoverageResult) -> tuple[Detection, Detection]:
     """The rows of the reference detector and of the detector that finds most answers."""
-    mine = next(one for one in rows if one.detector == result.reference)
-    return mine, max([mine, *rows], key=lambda one: one.answers.estimate or 0.0)
+    mine = next(row for row in rows if row.detector == result.reference)
+    return mine, max([mine, *rows], key=lambda row: row.answers.estimate or 0.0)
 
 
 def estimates(result: InferenceCoverageResult) -> list[Estimate]:
     """Estimates of detection, false alarms and restored answers, at each rate of false alarms."""
     fault, answer = "fault", "changed answer"
-    found: list[Estimate] = []
-    for one in result.detections:
-        keys = {"detector": one.detector, "errors": one.errors, "rate": f"{one.rate:g}"}
-        found += measured(keys, {"detected, of changed answers": one.answers}, answer)
-        found += measured(
-            keys, {"detected, of faults": one.share, "layers run": one.layers, "flops run": one.flops}, fault
-        )
+    rows: list[Estimate] = []
+    for detection in result.detections:
+        keys = {"detector": detection.detector, "errors": detection.errors, "rate": f"{detection.rate:g}"}
+        rows += measured(keys, {"detected, of changed answers": detection.answers}, answer)
+        shares = {"detected, of faults": detection.share, "layers run": detection.layers, "flops run": detection.flops}
+        rows += measured(keys, shares, fault)
     for alarms in result.false_alarms:
         keys = {"detector": alarms.detector, "errors": "none", "rate": f"{alarms.rate:g}"}
-        found += measured(keys, {"false alarms": alarms.share, "alarms on shifted": alarms.shifted}, "clean sample")
+        rows += measured(keys, {"false alarms": alarms.share, "alarms on shifted": alarms.shifted}, "clean sample")
     for back in result.restored:
         keys = {"detector": back.rung, "errors": back.errors, "rate": f"{result.options.rate:g}"}
-        found += measured(keys, {"restored, of changed answers": back.answers}, answer)
-        found += measured(keys, {"restored, of faults": back.share}, fault)
-        found += measured(keys, {"restored, of detected answers": back.detected_answers}, answer)
-        found += measured(keys, {"restored, of detected faults": back.detected_share}, fault)
-    return found
+        rows += measured(keys, {"restored, of changed answers": back.answers}, answer)
+        rows += measured(keys, {"restored, of faults": back.share}, fault)
+        rows += measured(keys, {"restored, of detected answers": back.detected_answers}, answer)
+        rows += measured(keys, {"restored, of detected faults": back.detected_share}, fault)
+    return rows
 
 
 def _at_rate(result: InferenceCoverageResult, rate: float | None = None) -> list[Detection]:
-    return [one for one in result.detections if one.rate == (result.options.rate if rate is None else rate)]
+    return [row for row in result.detections if row.rate == (result.options.rate if rate is None else rate)]
 
 
 def _findings(result: InferenceCoverageResult) -> Iterator[str]:
     rate = rate_text(result.options.rate)
     for errors in (*ERROR_MODELS, ALL):
-        own = [one for one in _at_rate(result) if one.errors == errors and one.share.n]
-        if own:
-            mine, best = _reference_and_best(own, result)
+        rows = [row for row in _at_rate(result) if row.errors == errors and row.share.n]
+        if rows:
+            mine, best = _reference_and_best(rows, result)
             both = _both_shares(mine.answers, mine.share)
             yield f"{ERROR_TEXTS[errors]}: {result.reference} detects {both} at {rate} false alarms; " + (
                 "no detector finds more answers"
                 if best is mine
                 else f"most answers by {best.detector}, {_both_shares(best.answers, best.share)}"
             )
-    for one in (one for one in result.restored if one.rung == LADDER and one.errors == ALL and one.detected_share.n):
-        both = _both_shares(one.detected_answers, one.detected_share)
+    for row in (row for row in result.restored if row.rung == LADDER and row.errors == ALL and row.detected_share.n):
+        both = _both_shares(row.detected_answers, row.detected_share)
         yield f"the ladder brings back to golden what {result.reference} finds: {both}"
     for alarms in result.false_alarms:
         high = alarms.expected[1] if alarms.expected else alarms.count
@@ -163,7 +162,7 @@ def _findings(result: InferenceCoverageResult) -> Iterator[str]:
                 f"false alarms of {alarms.detector}: {alarms.count:,}, but {high:,} at most if originals of calibration and test "
                 "are alike"
             )
-    at_rate = [one for one in result.false_alarms if one.rate == result.options.rate]
+    at_rate = [row for row in result.false_alarms if row.rate == result.options.rate]
     if shifted := [f"{a.detector} {share_with_limits_text(a.shifted)}" for a in at_rate if a.shifted.low > a.rate]:
         yield (
             f"of {count_text(result.clean[SHIFTED], 'shifted sample')}, which are unusual but correct, more than {rate} raise an "
@@ -185,7 +184,7 @@ def _findings(result: InferenceCoverageResult) -> Iterator[str]:
                 "alone; shares of faults depend on how that sample is judged, and intervals do not include this: a campaign "
                 "with more --clean-samples has more answers to change"
             )
-    for tries in (one for one in result.tries if one.found < one.trials):
+    for tries in (row for row in result.tries if row.found < row.trials):
         yield (
             f"{tries.errors}: in {count_text(tries.trials - tries.found, 'trial')} of {tries.trials:,} no fault changed an answer"
             "; raise --tries"
@@ -202,7 +201,7 @@ def rate_text(rate: float) -> str:
 
 
 def _sections(result: InferenceCoverageResult) -> Iterator[Section]:
-    groups = [one.errors for one in result.tries if one.found]
+    groups = [row.errors for row in result.tries if row.found]
     if groups:
         yield Section(
             "Detection", "What a detector notices, with thresholds for the same share of false alarms. Of changed answers: a "
@@ -243,7 +242,7 @@ def _detection_table(
 
 def _depth_table(rows: Sequence[Detection]) -> Table:
     columns = (Column.text("detector"), Column.share("layers"), Column.share("FLOPs", "flops"))
-    return Table.of([one for one in rows if one.errors == ALL], columns, "Run at the first alarm")
+    return Table.of([row for row in rows if row.errors == ALL], columns, "Run at the first alarm")
 
 
 def _roc(result: InferenceCoverageResult) -> Figure:
@@ -254,16 +253,16 @@ def _roc(result: InferenceCoverageResult) -> Figure:
 
 def _cost_plot(result: InferenceCoverageResult) -> Iterator[Part]:
     """The plot of detection against CPU time, for batches of 32."""
-    shares = {one.detector: one.answers for one in _at_rate(result) if one.errors == ALL}
-    costs = [one for one in result.costs if math.isfinite(one.ratios[-1])]
+    shares = {row.detector: row.answers for row in _at_rate(result) if row.errors == ALL}
+    costs = [cost for cost in result.costs if math.isfinite(cost.ratios[-1])]
     if not costs:
         return
     traces = [
         marker_series(
-            label(one.detector), [100 * (one.ratios[-1] - 1)], [shares[one.detector].estimate],
-            [hover_text(shares[one.detector], one.detector)], {"color": series_colour(number), "size": 11},
+            label(cost.detector), [100 * (cost.ratios[-1] - 1)], [shares[cost.detector].estimate],
+            [hover_text(shares[cost.detector], cost.detector)], {"color": series_colour(number), "size": 11},
         )
-        for number, one in enumerate(costs)
+        for number, cost in enumerate(costs)
     ]  # fmt: skip
     shown = figure(
         traces, 420, xaxis={"title": {"text": f"further CPU time of a batch of {TIMED_BATCHES[-1]}, %"}},
@@ -276,7 +275,7 @@ def _false_alarms(result: InferenceCoverageResult) -> Section:
     columns = (
         Column.text("detector"), Column.percent("asked", "rate"), Column.share("on clean samples", "share"),
         Column.count("alarms", "count"),
-        Column("expected", priority=1, of=lambda one: one.expected and f"{one.expected[0]:,} to {one.expected[1]:,}"),
+        Column("expected", priority=1, of=lambda row: row.expected and f"{row.expected[0]:,} to {row.expected[1]:,}"),
         Column.share("on shifted samples", "shifted", 2),
     )  # fmt: skip
     few = result.originals
@@ -294,8 +293,8 @@ def _restored(result: InferenceCoverageResult) -> Section:
     columns = (
         Column.text("rung"), Column.text("errors"), Column.share("of changed answers", "answers"),
         Column.share("of faults", "share"),
-        Column.share(f"of answers that {result.reference} finds", lambda one: one.detected_answers, 1),
-        Column.share(f"of faults that {result.reference} finds", lambda one: one.detected_share, 1),
+        Column.share(f"of answers that {result.reference} finds", lambda row: row.detected_answers, 1),
+        Column.share(f"of faults that {result.reference} finds", lambda row: row.detected_share, 1),
         Column("CPU time", "number", "ms", 1e3, ".3g", 2, of="seconds"),
     )  # fmt: skip
     return Section(
@@ -309,8 +308,8 @@ def _restored(result: InferenceCoverageResult) -> Section:
 
 
 def _comparisons(result: InferenceCoverageResult) -> Section:
-    pairs = ((one, one.paired) for one in result.comparisons)
-    rows = ((one.detector, one.errors, p.difference, p.only_one, p.only_other, p.p_value) for one, p in pairs)
+    pairs = ((row, row.paired) for row in result.comparisons)
+    rows = ((row.detector, row.errors, p.difference, p.only_one, p.only_other, p.p_value) for row, p in pairs)
     return Section(
         "Comparisons",
         f"{result.reference} against others on the same faults, at {rate_text(result.options.rate)} false alarms: McNemar's "
