@@ -19,6 +19,7 @@ import unsilent
 from conftest import TINY, in_process, inline_campaigns
 from contracts.pi import PiSpec
 from unsilent.basics.errors import UsageError
+from unsilent.basics.nested import tensors_in
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.formats.known import FORMATS, all_formats
 from unsilent.detectors.rules import format_rule, make_rule, recorded_text
@@ -144,6 +145,95 @@ def test_contracts_notice_parts_that_are_wrong(tmp_path):
     ):
         with pytest.raises(AssertionError):
             broken()
+
+
+def test_contracts_notice_a_wrong_dtype(tmp_path):
+    form = TestInstalledFormat()
+    good = form.make_format()
+    form.make_format = lambda: good._replace(
+        tensors=lambda files: [replace(tensor, dtype="int32") for tensor in good.tensors(files)]
+    )
+    with pytest.raises(AssertionError, match="model/weight was saved as float32, but is listed as int32"):
+        form.test_its_tensors_have_the_values_that_were_saved(tmp_path)
+
+
+def test_contracts_notice_margins_and_verdicts_that_depend_on_other_samples():
+    class Centred(type(make_detector("output-range"))):
+        def margins(self, recorded):
+            margins = super().margins(recorded)
+            return margins - margins.mean()
+
+    class Highest(type(make_detector("output-range"))):
+        def margins(self, recorded):
+            return np.maximum.accumulate(super().margins(recorded), 1)
+
+    class Whole(type(judge("moved"))):
+        def __call__(self, golden, faulty, batch):
+            incorrect, severity = super().__call__(golden, faulty, batch)
+            return incorrect | incorrect.any(), severity + 1
+
+    class Relative(type(judge("moved"))):
+        def __call__(self, golden, faulty, batch):
+            incorrect, severity = super().__call__(golden, faulty, batch)
+            return incorrect, severity / severity.max().clamp(1e-9)
+
+    detector, verdict = TestInstalledDetector(), TestInstalledJudge()
+    for detector.make_detector in (Centred, Highest):
+        with pytest.raises(AssertionError, match="Not equal to tolerance"):
+            detector.test_the_margins_of_a_sample_do_not_depend_on_other_samples()
+    for verdict.make_judge in (Whole, Relative):
+        with pytest.raises(AssertionError, match="are not equal|Not equal to tolerance"):
+            verdict.test_the_verdict_on_a_sample_does_not_depend_on_other_samples()
+    golden = torch.zeros(4, 2)
+    for wrap in (lambda one: (one, None), lambda one: {"logits": one, "loss": torch.zeros(())}, list):
+        verdict.make_judge = lambda: lambda *outputs: Whole(0.5)(*(first_tensor(one) for one in outputs[:2]), None)
+        verdict.make_outputs = lambda wrap=wrap: (wrap(golden), wrap(golden + 1), None)  # all samples are incorrect
+        with pytest.raises(AssertionError, match="are not equal"):
+            verdict.test_the_verdict_on_a_sample_does_not_depend_on_other_samples()
+
+
+def first_tensor(output):
+    """The tensor of an output, or the samples of a list as one tensor."""
+    return torch.stack(output) if isinstance(output, list) else next(tensors_in(output))
+
+
+def test_contracts_notice_a_detector_that_changes_the_model():
+    class Training(type(make_detector("output-range"))):
+        def calibrate(self, model, batches, run=None):
+            super().calibrate(model, batches)
+            model.act.train()
+
+    class Rounding(type(make_detector("output-range"))):
+        def calibrate(self, model, batches, run=None):
+            super().calibrate(model, batches)
+            model.head.bias.data.mul_(0.5)
+
+    detector = TestInstalledDetector()
+    for detector.make_detector, said in (
+        (Training, r"training mode: \['act'\]"),
+        (Rounding, r"model: \['head.bias'\]"),
+    ):
+        with pytest.raises(AssertionError, match=said):
+            detector.test_calibrating_leaves_the_model_as_it_was()
+
+
+def test_contracts_say_which_threshold_a_rule_does_not_check():
+    class Lenient(type(make_rule("jump"))):
+        def __post_init__(self):
+            pass
+
+    class Vague(type(make_rule("jump"))):
+        def __post_init__(self):
+            if self.factor != 3:
+                raise UsageError("no")
+
+    rule = TestInstalledRule()
+    for rule.make_rule, said in (
+        (Lenient, "rule 'jump' with factor=-1 is made without an error; check factor in __post_init__.*thresholds"),
+        (Vague, "rule 'jump' with factor=-1 is refused with 'no'; check factor in __post_init__"),
+    ):
+        with pytest.raises(AssertionError, match=said):
+            rule.test_thresholds_that_make_no_sense_are_named()
 
 
 def test_a_rule_is_recorded_as_its_text_or_its_repr():

@@ -32,7 +32,10 @@ OUTPUTS = {
     "exact-sequence": scores(4, 2, 5),
     "tolerance:rtol=0.1": scores(4, 5),
     "segmentation:background=0": scores(4, 3, 6, 6),
-    "detections:score=0.4": ([boxes((1.0, 1.0), (2.0, 80.0))], [boxes((1.0, 1.0), (80.0, 2.0))]),
+    "detections:score=0.4": (
+        [boxes((1.0, 1.0), (2.0, 80.0)), boxes((1.0, 1.0), (2.0, 2.0))],
+        [boxes((1.0, 1.0), (80.0, 2.0)), boxes((1.0, 1.0), (2.0, 2.0))],
+    ),
 }
 """A golden and a faulty output by the text of a judge that finds a difference."""
 

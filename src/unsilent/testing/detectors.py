@@ -43,6 +43,10 @@ def clean_batches(count: int, seed: int = 0) -> list[Tensor]:
     return [torch.randn(20, 6, 16, generator=generator) for _ in range(count)]
 
 
+def _same(first: Tensor | None, second: Tensor | None) -> bool:
+    return first is not None and second is not None and torch.equal(first, second)
+
+
 class DetectorContract(ABC):
     """Tests of a detector.
 
@@ -77,6 +81,24 @@ class DetectorContract(ABC):
         np.testing.assert_array_equal(detector.margins(recorded), margins)
         assert detector.nbytes >= 0
         assert detector.name
+
+    def test_calibrating_leaves_the_model_as_it_was(self) -> None:
+        model, expected = small_model(), small_model()
+        make_detector(self.make_detector()).calibrate(model, clean_batches(10))
+        changed = [name for name, module in model.named_modules() if module.training]
+        assert not changed, f"calibrate leaves these modules in training mode: {changed}"
+        before, after = expected.state_dict(), model.state_dict()
+        changed = [name for name in before | after if not _same(before.get(name), after.get(name))]
+        assert not changed, f"calibrate changes these tensors of the model: {changed}"
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+    def test_the_margins_of_a_sample_do_not_depend_on_other_samples(self) -> None:
+        model, detector = self.calibrated()
+        batch = clean_batches(1, 11)[0]
+        others = batch.clone()
+        others[1::2] *= 100
+        whole, again = (detector.margins(record_pass(model, batch=one))[:, ::2] for one in (batch, others))
+        np.testing.assert_allclose(again, whole, 1e-5, 1e-5 * np.abs(whole).max())
 
     def test_recording_and_judging_change_no_bit_of_an_answer(self) -> None:
         model, detector = self.calibrated()

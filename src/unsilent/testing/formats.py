@@ -20,6 +20,7 @@ from unsilent.checkpoints.formats.known import FORMATS, Format, format_of
 from unsilent.faults.record import Fault
 
 CUTS, DAMAGES = 12, 20
+NUMPY_DTYPES = {np.dtype(code).name for code in np.typecodes["All"]}
 FOREIGN = {"empty": b"", "text": b"a text\n", "json": b'{"a": [1, 2]}', "random": np.random.default_rng(0).bytes(4096)}
 
 
@@ -98,6 +99,9 @@ class FormatContract(ABC):
             assert checkpoint.tensors
             for name, value in values.items():
                 assert checkpoint.tensor(name).shape == value.shape
+                listed, saved = checkpoint.tensor(name).dtype, value.dtype
+                is_word = saved.kind == "u" and listed not in NUMPY_DTYPES
+                assert is_word or listed == saved.name, f"{name} was saved as {saved.name}, but is listed as {listed}"
                 assert b"".join(checkpoint.content(checkpoint.tensor(name))) == _as_stored(value), name
 
     def test_a_flipped_bit_changes_one_element_and_is_undone(self, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,25 @@ from torch import Tensor
 from unsilent.basics.nested import map_tensors, tensors_in
 from unsilent.outcomes.base import Judge, JudgeVerdict
 from unsilent.outcomes.judges import to_verdict
+from unsilent.workloads.batch_samples import holds_samples
+
+
+def mixed(golden: Any, faulty: Any, from_faulty: Tensor) -> Any:
+    """The golden output with some samples of the faulty one, bool[n]; parts without one entry per sample stay golden."""
+    if type(golden) is not type(faulty):
+        return golden
+    if isinstance(golden, Tensor):
+        if golden.shape != faulty.shape or golden.shape[:1] != from_faulty.shape:
+            return golden
+        return torch.where(from_faulty.to(golden.device).view(-1, *(1,) * (golden.ndim - 1)), faulty, golden)
+    if holds_samples(golden) and len(golden) == len(faulty) == len(from_faulty):
+        return [two if chosen else one for one, two, chosen in zip(golden, faulty, from_faulty.tolist(), strict=True)]
+    if isinstance(golden, Mapping):
+        return {key: mixed(part, faulty.get(key), from_faulty) for key, part in golden.items()}
+    if isinstance(golden, (list, tuple)) and len(golden) == len(faulty):
+        parts = [mixed(*pair, from_faulty) for pair in zip(golden, faulty, strict=True)]
+        return type(golden)(*parts) if hasattr(golden, "_fields") else type(golden)(parts)
+    return golden
 
 
 class JudgeContract(ABC):
@@ -47,6 +67,19 @@ class JudgeContract(ABC):
         assert verdict.incorrect.any()
         assert verdict.incorrect.shape == verdict.severity.shape == self.verdict(golden, golden, batch).incorrect.shape
         assert (verdict.severity[verdict.incorrect] > 0).all()
+
+    def test_the_verdict_on_a_sample_does_not_depend_on_other_samples(self) -> None:
+        """Skipped if there is one sample, or the outputs cannot be put together from samples, as they have no tensors."""
+        golden, faulty, batch = self.make_outputs()
+        whole = self.verdict(golden, faulty, batch)
+        number = torch.arange(len(whole.incorrect))
+        everything = self.verdict(golden, mixed(golden, faulty, number >= 0), batch)
+        if len(number) < 2 or not np.array_equal(everything, whole):
+            pytest.skip("make_outputs gives no tensors with two or more samples")
+        for chosen in (number % 2 == 0, number % 2 == 1):
+            verdict = self.verdict(golden, mixed(golden, faulty, chosen), batch)
+            np.testing.assert_array_equal(verdict.incorrect, whole.incorrect & chosen.numpy())
+            np.testing.assert_allclose(verdict.severity, np.where(chosen, whole.severity, 0), 1e-5)
 
     def test_outputs_are_not_changed_and_the_answer_is_the_same_again(self) -> None:
         (golden, faulty, batch), untouched = self.make_outputs(), self.make_outputs()

@@ -190,5 +190,14 @@ class RuleContract(ABC):
             if isinstance(value, (bool, str)):
                 continue
             for wrong in ("-1", *(["nan", "inf"] if isinstance(value, float) else [])):
-                with pytest.raises(UsageError, match=f"rule '{rule.name}': .*{field}"):
+                said = ""
+                try:
                     build_named("rule", f"{rule.name}:{field}={wrong}", {rule.name: type(rule)})
+                except UsageError as error:
+                    said = str(error)
+                assert field in said.partition(f"rule {rule.name!r}: ")[2], (
+                    f"rule {rule.name!r} with {field}={wrong} "
+                    + (f"is refused with {said!r}" if said else "is made without an error")
+                    + f"; check {field} in __post_init__, for example with check_at_least of unsilent.detectors.thresholds, "
+                    f'so that a UsageError says "rule {rule.name!r}: {field} is ..."'
+                )

@@ -61,7 +61,7 @@ def take_samples(batch: Any, samples: Tensor) -> Any:
     def take(value: Any) -> Any:
         if isinstance(value, Tensor):
             return value[samples.to(value.device)] if value.ndim and len(value) == count else value
-        if _holds_samples(value):
+        if holds_samples(value):
             return [value[i] for i in samples.tolist()] if len(value) == count else value
         if isinstance(value, Mapping):
             return {key: take(part) for key, part in value.items()}
@@ -76,12 +76,12 @@ def take_samples(batch: Any, samples: Tensor) -> Any:
 def _count(value: Any) -> int | None:
     if isinstance(value, Tensor):
         return len(value) if value.ndim else None
-    if _holds_samples(value):
+    if holds_samples(value):
         return len(value)
     return next((n for _, part in parts_of(value) or () if (n := _count(part)) is not None), None)
 
 
-def _holds_samples(value: Any) -> bool:
+def holds_samples(value: Any) -> bool:
     """Whether a value is a list with one item per sample."""
     if not isinstance(value, list) or not value:
         return False
