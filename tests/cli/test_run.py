@@ -146,7 +146,7 @@ def test_the_last_line_says_what_was_found(script):
     _, _, err = script(LOOP, "--sampling", "fixed:1", "train.py")
     line = err.splitlines()[-1]
     assert line.startswith(
-        "unsilent: no alarm in 4 steps; each tensor was read within 1 step, 8 series had too few values to be"
+        "unsilent: no alarm in 4 steps; each tensor was read in every step, 8 series had too few values to be"
     )
     assert line.endswith(" % of the time")
     _, _, err = script(FAULTY, "--events", "e.jsonl", "train.py")

@@ -29,7 +29,7 @@ def test_a_clean_test_says_how_rare_a_failure_it_would_have_seen():
     said = clean(3_000, 300).report().headline
     assert said == (
         "No mismatch in 3,300 executions on cpu: a device that fails in one of 100 executions of any row of the table "
-        "would have been seen with 95 %"
+        "would have been detected with a probability of 95 %"
     )
     assert "too few for a statement on how rarely it may fail" in clean(3_000, 2).report().headline
 

@@ -156,7 +156,7 @@ def farm(request: Request) -> Result:
 
 
 def collect(request: Request) -> int:
-    """Make the folder of an incident from the files of a job without an alarm, or a copy of an incident with more parts.
+    """Make an incident folder from the files that a job left, or copy an incident folder and add such files.
 
     Looks for traces, dumps of the flight recorder in JSON, logs, checkpoints with manifests and a configuration. The folder of
     the job is not changed.

@@ -130,7 +130,7 @@ class LayerRow:
 
     @property
     def agrees_locally(self) -> bool:
-        """Whether the layer alone differs by no more than `local_noise`."""
+        """Whether the outputs of the two layers for the same input differ by at most `local_noise`."""
         return self.local is not None and self.local.relative <= self.local_noise
 
     @property

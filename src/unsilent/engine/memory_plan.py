@@ -281,7 +281,7 @@ class _Order:
             yield batch
 
     def _losses(self, values: list[int]) -> NDArray[np.float64]:
-        """The expected additional seconds of a trial without each value, per byte of the value."""
+        """The expected additional seconds of a trial for each value that is not held in memory, per byte of the value."""
         demanded = self._graph.demand(self._needed, self._held)[0]
         chains = self._graph.chains(self._held)
         often = set_weights([demanded[v] for v in values], self._odds)

@@ -404,7 +404,8 @@ class Ended(Event):
     @property
     def coverage(self) -> str:
         """A sentence on the share of the training that was read and judged."""
-        wait = f"each tensor was read within {count_text(self.longest_wait, 'step')}"
+        often = f"at least once in {self.longest_wait:,} steps" if self.longest_wait > 1 else "in every step"
+        wait = f"each tensor was read {often}"
         parts = [wait if self.longest_wait else "no step was read"]
         parts += [f"{self.unseen_count:,} series were never read"] if self.unseen_count else []
         parts += [f"{self.unjudged:,} series had too few values to be judged"] if self.unjudged else []

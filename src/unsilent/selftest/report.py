@@ -40,8 +40,8 @@ def selftest_report(result: SelfTest) -> Report:
         sections=(Section("Operations", "Each answer was compared with the known one, element by element.", (table,)),),
         facts=(("Device", result.model), ("Time", duration_text(result.seconds))),
         notes=(
-            "seen from one in: a device that gives a wrong answer in one of so many executions of this row, independently of "
-            "each other, would have been seen with 95 %",
+            "seen from one in N: a device that gives a wrong answer in one of N executions of this row, each independently of "
+            "the others, would have been detected with a probability of 95 %",
         ),
         further_json={"device": result.device, "executions": result.executions, "mismatches": len(result.mismatches),
                       "results": rows},
@@ -58,6 +58,7 @@ def _headline(result: SelfTest) -> str:
     bound = "too few for a statement on how rarely it may fail; give more --minutes"
     if least:
         bound = (
-            f"a device that fails in one of {least:,} executions of any row of the table would have been seen with 95 %"
+            f"a device that fails in one of {least:,} executions of any row of the table would have been detected "
+            "with a probability of 95 %"
         )
     return f"No mismatch in {executions} on {result.device}: {bound}"

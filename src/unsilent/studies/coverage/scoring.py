@@ -178,7 +178,7 @@ def score_bins(scores: Floats) -> Ints:
 
 
 def threshold_at_rate(scores: Ints, rate: float) -> float:
-    """The lowest threshold that at most the share ``rate`` of steps reaches; infinity if there is none.
+    """The lowest threshold that is reached in at most the share ``rate`` of all steps; infinity if there is none.
 
     ``scores`` are counts by bin, int64[BINS].
     """

@@ -160,7 +160,7 @@ def pareto_memories(memory: Memory, rates: Floats, sizes: Ints) -> dict[str, Mem
 
 
 def _limited(memory: Memory, free: Ints, sizes: Ints) -> Iterator[tuple[str, Memory]]:
-    """Variants of a memory with limits between the least possible value and that of the unlimited plan."""
+    """Variants of a memory with different limits on its latency, then with different limits on its energy."""
     least = min(block.latency for block in memory.blocks)
     for limit in np.linspace(least, memory.latency(free, sizes), LIMITS + 1)[:-1].tolist():
         yield f"latency <= {limit:.4g}", replace(memory, max_latency=limit)

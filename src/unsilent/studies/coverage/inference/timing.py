@@ -47,7 +47,7 @@ def seconds_of_detectors(
 
 
 def _medians(model: nn.Module, run: Run, batch: Any, samples: int, profiles: Sequence[Profile]) -> NDArray[np.float64]:
-    """Median CPU seconds of a pass alone and with each profile, float64[1 + profiles].
+    """Median CPU seconds of a forward pass without a detector and with each detector profile, float64[1 + profiles].
 
     The profiles take turns, so that a slow phase of the machine affects all of them.
     """
