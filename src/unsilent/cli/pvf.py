@@ -45,7 +45,7 @@ class PvfVerb(CampaignVerb):
         from unsilent.studies.pvf.analysis import check_rate
 
         self.gates(request)
-        if request[PvfCommandOptions].find is not None and self.card(request) is None:
+        if request[PvfCommandOptions].find is not None and self.card_of_config(request) is None:
             raise UsageError("--find is only used with a card: --config CARD.json")
         rate = request[PvfReportOptions].fit_per_bit
         if rate is not None:
@@ -57,7 +57,7 @@ class PvfVerb(CampaignVerb):
 
         return [Gate.parse(text) for text in request[PvfCommandOptions].assertion]
 
-    def card(self, request: Request) -> tuple[PvfCard, Path] | None:
+    def card_of_config(self, request: Request) -> tuple[PvfCard, Path] | None:
         """The card given by ``--config`` and its path; None without a card."""
         from unsilent.studies.pvf.card import is_card, read_card
 
@@ -69,7 +69,7 @@ class PvfVerb(CampaignVerb):
         from unsilent.studies.pvf.card_files import comparison_text
 
         with super().make_executor(campaign, observer) as executor:
-            if shared := self.card(campaign.request):
+            if shared := self.card_of_config(campaign.request):
                 baseline = cast("PvfBaseline", executor.establish_baseline())
                 text = comparison_text(shared[0], str(shared[1]), campaign.spec, baseline)
                 print(f"unsilent: {text}", file=sys.stderr)

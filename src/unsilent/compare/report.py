@@ -50,10 +50,12 @@ def report(result: Comparison) -> Report:
 def headline(result: Comparison) -> str:
     """Headline with the number of lost answers, or without labels the number of changed ones."""
     text = _headline(result)
-    return f"At the last position only: {text[0].lower()}{text[1:]}" if _is_of_texts(result) else text
+    return (
+        f"At the last position only: {text[0].lower()}{text[1:]}" if _judges_one_position_of_each_text(result) else text
+    )
 
 
-def _is_of_texts(result: Comparison) -> bool:
+def _judges_one_position_of_each_text(result: Comparison) -> bool:
     """Whether the judge reads one position of each text although all positions were compared."""
     return result.language is not None and bool(result.language.sequences)
 
@@ -115,7 +117,7 @@ def _token_kl(text: LanguageComparison) -> list[tuple[str, float]]:
 
 
 def _numbers(result: Comparison) -> Iterator[tuple[str, str, str]]:
-    where = ", last position only" if _is_of_texts(result) else ""
+    where = ", last position only" if _judges_one_position_of_each_text(result) else ""
     yield "changed answers", share_with_limits_text(result.changed), f"n = {result.n:,} inputs{where}"
     if result.records.kl is not None:
         mean, most = (number_text(float(value)) for value in (result.records.kl.mean(), result.records.kl.max()))
@@ -156,7 +158,7 @@ def _notes(result: Comparison) -> Iterator[str]:
     )
     yield "changed: another answer by the judge, also one wrong answer in place of another"
     yield "whether a model repeats its outputs was tried on batch 0 only"
-    if _is_of_texts(result):
+    if _judges_one_position_of_each_text(result):
         yield "changed, lost and gained answers are those for the token after the last one of each text that is no padding"
     if result.language is not None and (problem := result.language.without_greedy):
         of_which = "" if result.language.greedy is None else " of some texts"

@@ -30,7 +30,7 @@ class StepTraceId(NamedTuple):
 
     @property
     def switches(self) -> Switches:
-        """Switches of the run."""
+        """Switches of the replica that the trace belongs to."""
         return self.replica.switches
 
     @property

@@ -122,11 +122,11 @@ def inject(
         # The count is 1 if no tensor has the bit, so that the draw raises the error.
         drawn = drawn.with_count(max(1, drawn.capacity(regions)))
     else:
-        drawn = fault if isinstance(fault, FaultModel) else _single_model(fault or "bitflip")
+        drawn = fault if isinstance(fault, FaultModel) else _parse_single_model(fault or "bitflip")
     return parameters.inject(drawn.draw(regions, np.random.default_rng(seed), law), strict=True)
 
 
-def _single_model(text: str) -> FaultModel:
+def _parse_single_model(text: str) -> FaultModel:
     """Parse one fault model, which may be a function in a file; raises ``UsageError`` for a mixture."""
     model = asked_fault_model(text)
     if not isinstance(model, FaultModel):
@@ -165,6 +165,6 @@ def _draw(
     rest += _DEFAULTS.get(address.kind, ())[len(rest) :]
     # all slots with this bit
     text = f"bitflip:bits={bit},rate=1" if bit is not None else fault or "bitflip"
-    drawn = text if isinstance(text, FaultModel) else _single_model(text)
+    drawn = text if isinstance(text, FaultModel) else _parse_single_model(text)
     full_site = f"{address.kind}:{'/'.join((stem, *rest))}"
     return UnresolvedFault(full_site, drawn, seed, address.index, law, **moment)

@@ -31,7 +31,7 @@ class Triage(Shown):
     def report(self) -> Report:
         """Report with a row for each executed query, followed by those to run next."""
         investigation, incident = self.investigation, self.investigation.bundle.incident
-        rows = list(map(self._executed_row, investigation.executed))
+        rows = list(map(self._executed_query_row, investigation.executed))
         rows += [_query_fields(investigation.bundle, query) for query in investigation.left[: self.top]]
         headline = self._headline()
         columns = (
@@ -94,7 +94,7 @@ class Triage(Shown):
             result.append(Section("To run next", text, (Table.of(left, heads),)))
         return result
 
-    def _executed_row(self, executed: Executed) -> dict[str, Any]:
+    def _executed_query_row(self, executed: Executed) -> dict[str, Any]:
         query = _query_fields(self.investigation.bundle, executed.query)
         return {**query, **finding_fields(executed.finding), "seconds": executed.seconds, "belief": executed.belief}
 

@@ -76,14 +76,14 @@ class BinaryCode:
             return flips
         if self.corrects and syndrome.bit_count() == 1:  # taken for an error in a check bit
             return flips
-        bit = _places(self.columns).get(syndrome) if self.corrects else None
+        bit = _bit_of_column(self.columns).get(syndrome) if self.corrects else None
         if bit is not None:
             return flips ^ {bit}
         return None if self.reports else flips
 
 
 @lru_cache(maxsize=64)
-def _places(columns: tuple[int, ...]) -> Mapping[int, int]:
+def _bit_of_column(columns: tuple[int, ...]) -> Mapping[int, int]:
     return {column: bit for bit, column in enumerate(columns)}
 
 

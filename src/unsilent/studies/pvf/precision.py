@@ -91,13 +91,13 @@ class PrecisionPlanner:
                 precision.
         """
         whole, earlier = time.monotonic() - self._round_began, self._stored
-        stored = self._read(store)
+        stored = self._read_trials_of_store(store)
         if earlier is not None:
             idle, trials = whole - (stored.seconds - earlier.seconds), stored.trial_count - earlier.trial_count
             self._driver = self._driver[0] + max(0.0, idle), self._driver[1] + trials
         return [plan.to_json() for plan in self.round_after(stored)]
 
-    def _read(self, store: PvfStore) -> StoredTrials:
+    def _read_trials_of_store(self, store: PvfStore) -> StoredTrials:
         unit = self.question.with_default_unit(store.spec.is_transient).unit or "sample"
         self._stored = StoredTrials(store, unit, self._stored)
         return self._stored
@@ -110,7 +110,7 @@ class PrecisionPlanner:
     def expected_end(self, store: PvfStore) -> ExpectedEnd | None:
         """The expected end of a campaign; None before all its pilots are complete."""
         begun = time.perf_counter()
-        stored = self._read(store)
+        stored = self._read_trials_of_store(store)
         if not stored.plans or not all(plan.first_look_trials for plan in stored.plans.values()):
             return None
         question, precision = self.question.with_default_unit(stored.spec.is_transient), self.precision
@@ -227,7 +227,9 @@ class PrecisionPlanner:
             strata = view.strata(group.targets, group.flips, of_target)
             cells = [(t.name, group.flips) for t in group.targets]
             aim = self._aim(view, group.targets, group.flips)
-            sizes.update(zip(cells, self._enough(strata, [sizes[c] for c in cells], aim, is_rough), strict=True))
+            sizes.update(
+                zip(cells, self._sufficient_sizes(strata, [sizes[c] for c in cells], aim, is_rough), strict=True)
+            )
         return sizes
 
     def _samples(self, plan: CellPlan, view: PilotView) -> int:
@@ -263,7 +265,9 @@ class PrecisionPlanner:
         begun = replace(plan, first_look_trials={}, pilot_means={}, samples=0)
         return replace(begun, pilot_trials=pilot, wide_pilot_trials=wide)
 
-    def _enough(self, strata: Sequence[Stratum], sizes: Sequence[int], aim: float, is_rough: bool) -> list[int]:
+    def _sufficient_sizes(
+        self, strata: Sequence[Stratum], sizes: Sequence[int], aim: float, is_rough: bool
+    ) -> list[int]:
         """Sizes of strata that reach the aim, at least as large as the given ones."""
         level = confidence_at(0, self.question.confidence)
         if not is_rough and all(sizes) and expected_interval(strata, sizes, level).half_width <= aim:
