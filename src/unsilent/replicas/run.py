@@ -40,7 +40,10 @@ def run_replicas(
         replica_request: Request to record in the store.
         after_control_runs: Called when all runs without switches are stored, before any other run starts.
         step_traces: Called when all runs are stored; returns the step traces to make.
-        jobs, executor, address, observer: See `make_executor`.
+        jobs: Number of workers, see `make_executor`.
+        executor: Name of the executor.
+        address: Address of a Ray cluster.
+        observer: Receives the progress.
     """
     with executors.make_executor(
         executor, store.kind.runner, spec, jobs=jobs, deadline=deadline, observer=observer, address=address
