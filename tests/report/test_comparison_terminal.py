@@ -31,7 +31,7 @@ def test_plain_is_stable(comparison, compared, result, row, no_trial):
         "    0          inf         -       -       no",
         "model      model   -       1      0.015  500  0.016  500  0.001     -0.012     0.0127047  500  1.066"
         "67  0.261917   4.04486     0.7     -       no",
-        "# unit sample, judge top1, law per-element, targets per component",
+        "# counted per sample, judge top1, sampling law per-element, targets per component",
         "# A and B also differ in: dtype (float32, bfloat16), weights (3f3f3f3f, a0a0a0a0)",
         "# component: 1 of 1 rows differ; model: 0 of 1 rows differ (p after Holm's correction for the rows of a level)",
         "# 95 % intervals, B - A in percentage points; no row is paired: A and B have different faults",

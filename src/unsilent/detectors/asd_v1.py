@@ -11,7 +11,9 @@ from unsilent.detectors.series import L2, NORM_INPUT_GRADIENT, Series
 
 @dataclass(frozen=True)
 class AsdV1(AbsoluteAndJump):
-    """Rule on value and jump of the L2 norms of norm-input gradients; jumps are judged after 7 values.
+    """Rule on value and jump of the L2 norm of the gradient at the input of normalisation layers.
+
+    Jumps are judged after 7 values.
 
     torch_npu also checks the gradient of the embedding weight, which this rule does not read by default.
     """

@@ -159,7 +159,7 @@ class Walk:
         if not live or trial in self._lost:
             return
         dirty = self._full[trial]
-        if not dirty and not self._has_rows(trial) and self._looks() and self._replayer.is_all_golden(live):
+        if not dirty and not self._has_rows_of_trial(trial) and self._looks() and self._replayer.is_all_golden(live):
             return
         shrink = len(self._starts) > 1 or node.index in self._starts[trial].operand_faults
         for value, holder in live.items():
@@ -294,7 +294,7 @@ class Walk:
         differs = (rows.words != golden).any(1).tolist()
         return rows if all(differs) else rows.select_rows(i for i, d in enumerate(differs) if d)
 
-    def _has_rows(self, trial: int) -> bool:
+    def _has_rows_of_trial(self, trial: int) -> bool:
         return any(t == trial for rows in self._rows.values() for t, _ in rows.tags)
 
     def _whole(self, trial: int, value: int) -> None:

@@ -221,7 +221,7 @@ class Guard:
         return np.asarray(magnitudes_of(find_watched_tensors(self._model, self._optimizers)).cpu(), dtype=np.float64)
 
     def learn(self, names: Sequence[str], largest: Floats) -> None:
-        """Learn the bounds from clean steps of an earlier run, to continue a training from its middle.
+        """Learn the bounds from clean steps of an earlier run whose training is continued here.
 
         Args:
             names: Tensor names, as in `names`; bounds of tensors that do not exist yet are learnt for later.

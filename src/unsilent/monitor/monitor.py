@@ -410,7 +410,7 @@ class Monitor:
             )
 
     def _warn_of_loop(self, why: str) -> None:
-        """Warn before any alarm that steps cannot be executed again, and of the consequence."""
+        """Warn, before there is any alarm, that steps cannot be executed again and what an alarm does instead."""
         self._has_judged_loop = True
         consequence = "an alarm is only logged"
         if self.settings.mode == "strict":

@@ -308,7 +308,7 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def _around_bodies(context: AbstractContextManager[Any], items: Iterator[Any]) -> Iterator[Any]:
-    """Yield the items, and enter the context while the caller processes each."""
+    """Yield each item inside the context, so that the caller processes it there."""
     for item in items:
         with context:
             yield item

@@ -85,7 +85,8 @@ class Address:
             result = [s for s in known if s.layer == stem and not is_cast(s.name)]
             if len(names := list(dict.fromkeys(s.name for s in result))) > 1:
                 raise UsageError(
-                    f"{len(names)} operations of {stem!r} can be corrupted; name one ({_some(names)}) or all: 'op:{stem}#*'"
+                    f"{len(names)} operations of {stem!r} can be corrupted; name one ({_first_operation_names(names)}) "
+                    f"or all: 'op:{stem}#*'"
                 )
         if not result:
             raise self._no_operation(stem, operand, every, non_sites)
@@ -109,7 +110,7 @@ class Address:
         if stem in non_sites or any(not mark and name.rpartition("#")[0] == stem for name in non_sites):
             return UsageError(
                 f"{stem!r} cannot be corrupted at {operand!r}: it is a view, is absent, or has a dtype without a codec; "
-                f"choose one of {_some(near or names) or 'op:*'}"
+                f"choose one of {_first_operation_names(near or names) or 'op:*'}"
             )
         if not _is_glob(stem) and not mark and any(n.startswith(f"{stem}.") for n in names):
             return UsageError(f"no operation runs in {stem!r} itself; select those of its children with 'op:{stem}.*'")
@@ -140,7 +141,7 @@ def _fits(name: str, glob: str) -> bool:
     return fnmatch.fnmatchcase(name, glob) or fnmatch.fnmatchcase(name.replace("#", "."), glob)
 
 
-def _some(names: Sequence[str]) -> str:
+def _first_operation_names(names: Sequence[str]) -> str:
     return ", ".join(f"op:{n}" for n in names[:6]) + (", …" if len(names) > 6 else "")
 
 

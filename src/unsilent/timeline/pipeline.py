@@ -92,7 +92,9 @@ class Pattern(NamedTuple):
 
 
 def dependencies(pattern: Pattern) -> tuple[list[Edge], list[list[int]]]:
-    """Dependencies (source, target, kind) within a pattern, and pairs of a send and its receive.
+    """The dependencies between the operations of a pipeline step, and its pairs of send and receive.
+
+    A dependency is (source, target, kind).
 
     Raises:
         UsageError: Messages do not match the computations.

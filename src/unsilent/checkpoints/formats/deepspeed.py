@@ -65,13 +65,13 @@ def matches(files: CheckpointFiles) -> bool:
     if not files.is_folder:
         return False
     names = files.names()
-    return any(map(_is_state, names)) or (_LATEST in names and any(map(_is_state, _names_below(files)[1])))
+    return any(map(_is_state, names)) or (_LATEST in names and any(map(_is_state, _latest_folder_and_files(files)[1])))
 
 
 def tensors(files: CheckpointFiles) -> list[StoredTensor]:
     """All tensors and numbers of all ranks."""
     names = files.names()
-    folder, names = ("", names) if any(map(_is_state, names)) else _names_below(files)
+    folder, names = ("", names) if any(map(_is_state, names)) else _latest_folder_and_files(files)
     states = sorted(_read(files, folder, names), key=lambda state: (state.is_optimizer, state.label, state.rank))
     optimizer = [state for state in states if state.is_optimizer]
     parameters = _cut(files, states, optimizer) if optimizer and not any(map(_OTHER.fullmatch, names)) else []
@@ -95,7 +95,7 @@ def _is_state(name: str) -> bool:
     return bool(_FILE.fullmatch(name) or _OTHER.fullmatch(name))
 
 
-def _names_below(files: CheckpointFiles) -> tuple[str, list[str]]:
+def _latest_folder_and_files(files: CheckpointFiles) -> tuple[str, list[str]]:
     """The folder named in ``latest``, with a slash at its end, and the names of its files."""
     if files.size(_LATEST) > _MOST_LATEST:
         return "", []

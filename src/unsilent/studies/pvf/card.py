@@ -455,7 +455,7 @@ def key_numbers(card: PvfCard) -> Iterator[tuple[str, str, str]]:
 def facts(card: PvfCard) -> Iterator[tuple[str, str]]:
     """Facts that identify the measurement, as pairs of term and text."""
     spec = card.spec
-    yield "read as", f"unit {card.unit}, judge {card.judge}, law {spec.law}, seed {spec.seed}"
+    yield "read as", f"counted per {card.unit}, judge {card.judge}, sampling law {spec.law}, seed {spec.seed}"
     yield "campaign", card.campaign
     options = ", ".join(f"{key}={value}" for key, value in spec.options)
     named_inputs = {"options": options, "data": spec.data, "weights": spec.weights, "faults": spec.faults}

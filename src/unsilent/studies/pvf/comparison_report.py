@@ -305,7 +305,7 @@ def _notes(comparison: Comparison, fit_per_bit: float | None) -> Iterator[str]:
         yield f"no FIT: {FIT_REQUIREMENT}"
     if mixed := mixed_widths_text(comparison, fit_per_bit):
         yield mixed
-    yield f"unit {a.unit}, judge {a.judge}, law {a.law}, targets per {a.per}"
+    yield f"counted per {a.unit}, judge {a.judge}, sampling law {a.law}, targets per {a.per}"
     if comparison.changes:
         changes = (f"{change.what} ({_value(change.a)}, {_value(change.b)})" for change in comparison.changes)
         yield f"A and B also differ in: {', '.join(changes)}"

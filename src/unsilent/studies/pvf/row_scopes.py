@@ -224,18 +224,20 @@ def target_groups(stored: StoredTrials, flips: int | None) -> list[RowScope]:
     level = targets[0].level
     result = [_rolled_up("model", "model", "", targets, stored, flips)]
     if level != "component":
-        for name, members in _by(targets, lambda t: t.component):
+        for name, members in _grouped_by(targets, lambda t: t.component):
             result.append(_rolled_up(name, "component", "", members, stored, flips))
     if level in ("tensor", "bit"):
-        for name, members in _by(targets, lambda t: t.layer):
+        for name, members in _grouped_by(targets, lambda t: t.layer):
             result.append(_rolled_up(name, "layer", members[0].component, members, stored, flips))
-    for name, members in _by(targets, lambda t: t.group):
+    for name, members in _grouped_by(targets, lambda t: t.group):
         parent = {"component": "", "layer": members[0].component}.get(level, members[0].layer)
         result.append(_rolled_up(name, level, parent, members, stored, flips))
     return result
 
 
-def _by(targets: Sequence[TargetInfo], key: Callable[[TargetInfo], str]) -> Iterable[tuple[str, list[TargetInfo]]]:
+def _grouped_by(
+    targets: Sequence[TargetInfo], key: Callable[[TargetInfo], str]
+) -> Iterable[tuple[str, list[TargetInfo]]]:
     by_name: dict[str, list[TargetInfo]] = defaultdict(list)
     for target in targets:
         by_name[key(target)].append(target)

@@ -172,7 +172,8 @@ def measured_on(result: PvfResult) -> str:
     return (
         f"{count_text(result.trials_done, 'trial')}{some} {count_text(result.samples, 'sample')} in "
         f"{count_text(result.batches, 'batch')}{', drawn anew in each trial' if result.samples_of_trials else ''}"
-        f"{accuracy and ', '}{accuracy}; unit {result.unit}, judge {result.judge}, law {result.law}, seed {result.seed}"
+        f"{accuracy and ', '}{accuracy}; counted per {result.unit}, "
+        f"judge {result.judge}, sampling law {result.law}, seed {result.seed}"
     )
 
 

@@ -55,7 +55,10 @@ def _ratios(trial: JudgedTrial, usual: Sequence[float]) -> tuple[float | None, .
 def necessary_condition_tables(
     trials: Sequence[JudgedTrial], result: Sequence[ConditionPoint], confidence: float
 ) -> tuple[NecessaryCondition, ...]:
-    """A contingency table for each kind of value and factor; trials without values are left out."""
+    """A contingency table for each pair of a kind of history value and a factor.
+
+    Trials without values are left out.
+    """
     pairs = [
         (trial, point) for trial, point in zip(trials, result, strict=True) if any(r is not None for r in point.ratios)
     ]

@@ -61,7 +61,7 @@ def incident_features(signals: Signals) -> Numbers:
         "share of ranks that left it first": onsets.count(min(onsets)) / world if onsets else 0.0,
         "whether one rank is apart": float(signals.apart),
         **_series_features(bundle),
-        **_part_features(signals, world),
+        **_folder_part_features(signals, world),
     }  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def _signed(changes: Floats) -> float:
     return float(np.clip(changes[np.abs(changes).argmax()], -30, 30)) if len(changes) else 0.0
 
 
-def _part_features(signals: Signals, world: int) -> Numbers:
+def _folder_part_features(signals: Signals, world: int) -> Numbers:
     """Features of the available parts, logs, settings and symptoms in the report."""
     bundle = signals.bundle
     parts, logs, report = bundle.parts()[0], bundle.logs()[0], bundle.report()[0]
