@@ -39,7 +39,8 @@ def test_plain_is_stable(result, row, no_trial):
         "component  top_mlp  -       1      0.0031    0.0018  0.0046    1000  248  62   0.8     7",
         "component  none     -       1      -         0       1         0     0    0    -       0",
         "model      model    -       1      0.002     0.001   0.003     2000  1    1    0.5     0",
-        "# 6,000 trials on 2,048 samples in 2 batches, AUC 0.7931; counted per sample, judge top1, sampling law per-element, seed 7",
+        "# 6,000 trials on 2,048 samples in 2 batches, AUC 0.7931; counted per sample, judge top1, sampling law "
+        "per-element, seed 7",
         "# 95 % intervals, n counts faults, comparisons use joint intervals",
         "# rows that combine several targets: counts of outcomes are plain sums; PVF and the shares silent and due "
         "weight each target by its probability under the sampling law",
