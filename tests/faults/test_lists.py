@@ -261,9 +261,11 @@ def test_pickled_arrays_are_read_as_numpy_reads_them(protocol):
         found = read_array(pickle.dumps(array, protocol=protocol))
         assert found.dtype == array.dtype
         np.testing.assert_array_equal(found, array)
-    old = pickle.dumps(np.full((7, 3), -1), protocol=4).replace(
-        b"\x8c\x16numpy._core.multiarray", b"\x8c\x15numpy.core.multiarray"
-    )
+    new = pickle.dumps(np.full((7, 3), -1), protocol=4)
+    old = new.replace(b"\x8c\x16numpy._core.multiarray", b"\x8c\x15numpy.core.multiarray")
+    frame = slice(new.index(b"\x95") + 1, new.index(b"\x95") + 9)
+    size = int.from_bytes(new[frame], "little") - len(new) + len(old)
+    old = old[: frame.start] + size.to_bytes(8, "little") + old[frame.stop :]
     np.testing.assert_array_equal(read_array(old), np.full((7, 3), -1))
 
 
