@@ -49,7 +49,7 @@ class Running(Stored):
 class Planner(PrecisionPlanner):
     """One that reads trials that are made up."""
 
-    def _read(self, stored):
+    def _read_trials_of_store(self, stored):
         return stored
 
 
