@@ -36,7 +36,7 @@ def module_of(path):
     return module
 
 
-loops = module_of(HERE / "monitor/test_repeatability.py")
+loops = module_of(HERE / "guard/test_repeatability.py")
 X = loops.X
 
 
