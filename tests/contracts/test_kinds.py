@@ -48,7 +48,7 @@ from unsilent.campaigns.options import AnalysisOptions
 from unsilent.campaigns.python_function import campaign_function
 from unsilent.campaigns.replay import check_same_campaign
 from unsilent.campaigns.runner import WorkerJob
-from unsilent.campaigns.spec import Target
+from unsilent.campaigns.spec import Spec, Target
 from unsilent.campaigns.worker import as_picklable_error
 from unsilent.cli.campaign import OUTPUT_CLASSES, CampaignVerb
 from unsilent.cli.main import run as cli
@@ -852,3 +852,16 @@ def held(path):
             return len(store.stored_trial_ids())
     except StoreError:  # not written yet
         return 0
+
+
+def test_a_field_named_as_a_property_of_every_spec_needs_a_default():
+    with pytest.raises(TypeError, match=r"Seedless.seed has no default, which a field named as a property"):
+
+        class Seedless(Spec, study="seedless"):
+            seed: int
+
+    @dataclass(frozen=True, slots=True)
+    class Seeded(Spec, study="seeded"):
+        seed: int = 3
+
+    assert Seeded().seed == 3

@@ -146,6 +146,14 @@ class Spec(JsonRecord):
     def __init_subclass__(cls, study: str = "") -> None:
         if study:
             cls.study = cls.workload = study  # type: ignore[assignment, method-assign]
+        if "__dataclass_fields__" in vars(cls):
+            return  # slots=True makes the class a second time, without the defaults
+        for name in vars(cls).get("__annotations__", ()):
+            # A dataclass would take the property of this class for the default of the field.
+            if isinstance(getattr(cls, name, None), property):
+                raise TypeError(
+                    f"{cls.__name__}.{name} has no default, which a field named as a property of Spec needs"
+                )
 
     @property
     def options(self) -> tuple[tuple[str, str], ...]:
