@@ -45,7 +45,7 @@ class Planted(loops.Training):
 
     def __init__(self, guarded, fault=None, **options):
         super().__init__(guarded, **options)
-        self._pending, self.fault, self.corrupted = set(), fault, 0
+        self.plan, self.plan.corrupted = loops.Plan(), 0
         self.more = []
         if fault is not None:
             kind, moment = fault
@@ -57,11 +57,11 @@ class Planted(loops.Training):
 
     def step(self):
         self.optimizer.step()
-        self._done.append(1)
+        self.plan.is_now()
 
     @torch.no_grad()
     def corrupt(self, kind):
-        if self.corrupted or len(self._done) < loops.FAULTY - 1:
+        if self.plan.corrupted or self.plan.done < loops.FAULTY - 1:
             return
         weight, norm = self.model[0].weight, self.model[1]
         state = self.optimizer.state[weight]
@@ -73,7 +73,7 @@ class Planted(loops.Training):
             "moving statistic": (norm.running_var, 1e20),
             "gradient": (weight.grad, 1e18),
         }[kind]
-        self.corrupted += 1
+        self.plan.corrupted += 1
         target.view(-1)[3] = value
 
 
@@ -106,7 +106,7 @@ def loss_scaler(training):
         scaler.scale(loss).backward()
         scaler.step(training.optimizer)
         scaler.update()
-        training._done.append(1)
+        training.plan.is_now()
 
 
 def scheduled(training):
@@ -137,7 +137,7 @@ LOOPS = [*loops.EXACT, *loops.NOT_EXACT, global_generator, with_workers, schedul
 
 
 def ran(loop, fault, late):
-    training = Planted(fault is not None, fault, **({} if fault is None else {"late": late}))
+    training = Planted(fault is not None, fault, **({} if fault is None else {"delayed_check": late}))
     training.late = late
     stopped = False
     with warnings.catch_warnings(record=True) as said:
@@ -161,7 +161,7 @@ def test_no_recovery_is_inexact_without_a_word(late, capsys):
         _, golden, _, _ = ran(loop, None, late)
         for fault in FAULTS:
             training, bits, said, gave_up = ran(loop, fault, late)
-            if not training.corrupted:
+            if not training.plan.corrupted:
                 continue
             name = f"{loop.__name__}, {fault[0]} at {fault[1]}"
             count += 1
