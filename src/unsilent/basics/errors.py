@@ -148,8 +148,12 @@ def unknown_name_error(noun: str, name: object, known: Iterable[str], limit: int
     candidates = names[:limit]
     while len(candidates) > 1 and sum(map(len, candidates)) > _MOST_LISTED:
         candidates.pop()
-    listed = ", ".join(map(_short, candidates)) + (f", … ({len(names)} in all)" if len(names) > len(candidates) else "")
-    return UsageError(f"unknown {noun} {_short(name)!r}{_short(hint) or '.'} Known: {listed or 'none'}.")
+    listed = ", ".join(map(_shortened_text, candidates)) + (
+        f", … ({len(names)} in all)" if len(names) > len(candidates) else ""
+    )
+    return UsageError(
+        f"unknown {noun} {_shortened_text(name)!r}{_shortened_text(hint) or '.'} Known: {listed or 'none'}."
+    )
 
 
 def missing_name_error(module: str, name: str, known: Iterable[str]) -> AttributeError:
@@ -162,5 +166,5 @@ def missing_name_error(module: str, name: str, known: Iterable[str]) -> Attribut
     return AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
 
 
-def _short(text: str) -> str:
+def _shortened_text(text: str) -> str:
     return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "…"

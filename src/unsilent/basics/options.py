@@ -331,7 +331,7 @@ class Request:
             default = self.options[name].default
             if call and _equal(value, default):
                 continue
-            read = self.options[name].parse_value(value, self._named(name), typed=call)
+            read = self.options[name].parse_value(value, self._option_or_argument_name(name), typed=call)
             if not (call and _equal(read, default)):
                 self.given_values[name] = read
 
@@ -342,7 +342,7 @@ class Request:
         values = {field_names[name]: value for name, value in arguments.items() if name in field_names}
         return cls(classes, values, call=True)
 
-    def _named(self, name: str) -> str:
+    def _option_or_argument_name(self, name: str) -> str:
         asking = self.options[name]
         return f"{asking.python_name}=" if self._call else asking.flag
 
@@ -360,7 +360,7 @@ class Request:
 
     def refuse_given(self, names: Collection[str], why: str) -> None:
         """Raise ``UsageError`` if one of these options was given, because it would be ignored."""
-        if ignored := [self._named(name) for name in names if name in self.given_values]:
+        if ignored := [self._option_or_argument_name(name) for name in names if name in self.given_values]:
             raise UsageError(f"{why}: leave out {', '.join(ignored)}")
 
     def value(self, name: str) -> Any:

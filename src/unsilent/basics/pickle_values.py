@@ -271,7 +271,7 @@ class _Machine:
 
     def call(self) -> None:
         function, arguments = self.two()
-        self.stack.append(_filled(Call(function, arguments)))
+        self.stack.append(_container_of_call(Call(function, arguments)))
 
     def new_object(self) -> None:
         function, arguments = self.two()
@@ -353,7 +353,7 @@ def _add_items(target: Mapped | Call, items: Iterable[tuple[Any, Any]]) -> None:
         target.items.append((key, value))
 
 
-def _filled(call: Call) -> Call:
+def _container_of_call(call: Call) -> Call:
     """A container filled from its constructor's arguments; any other call is unchanged."""
     if call.name == BYTES:
         encoded_bytes(call)
@@ -416,7 +416,7 @@ _ACTIONS: dict[str, Callable[[_Machine], Any]] = {
     "TUPLE3": lambda m: m.tuple_of(3),
     "TUPLE": lambda m: m.push(tuple(m.marked())),
     "LIST": lambda m: m.push(m.marked()),
-    "FROZENSET": lambda m: m.push(_filled(Call(Name("builtins", "frozenset"), (m.marked(),)))),
+    "FROZENSET": lambda m: m.push(_container_of_call(Call(Name("builtins", "frozenset"), (m.marked(),)))),
     "DICT": _Machine.dict_of_marked,
     "POP": lambda m: m.stack.pop(),
     "POP_MARK": lambda m: m.marked(),

@@ -127,7 +127,7 @@ class RowCodec(Generic[R]):
 
         Raises ``UsageError`` for values that could not be read back.
         """
-        cells = tuple(_encoded(row, self._scalars))
+        cells = tuple(_encode_cells(row, self._scalars))
         try:
             self._checked.validate_python(tuple(int(c) if isinstance(c, bool) else c for c in cells), strict=True)
         except ValueError as error:
@@ -143,7 +143,7 @@ class RowCodec(Generic[R]):
                     f"{type(row).__name__}.{field.name} of trial {row.trial} has {size} elements; expected the shape {expected} "
                     "that its kind gives: change the runner, or shapes of the kind"
                 )
-        return cells + tuple(_packed(field, getattr(row, field.name)) for field in self.arrays)
+        return cells + tuple(_compress_array(field, getattr(row, field.name)) for field in self.arrays)
 
     def _unfit(self, row: R, cells: Sequence[Any], error: ValueError) -> UsageError:
         """The error for a row with a value that its column cannot hold."""
@@ -174,17 +174,17 @@ class RowCodec(Generic[R]):
         except ValueError as error:
             place, why = _place_and_reason(error)
             column = self.columns[place]
-            raise DamagedRecordError(f"{_named(cells)} has an invalid value in column {column} ({why})") from None
-        values: dict[str, Any] = {field.name: _decoded(field, scalars) for field in self._scalars}
+            raise DamagedRecordError(f"{_trial_text(cells)} has an invalid value in column {column} ({why})") from None
+        values: dict[str, Any] = {field.name: _decode_field(field, scalars) for field in self._scalars}
         for field in self._scalars:
             if FAULTS_JSON in field.type_annotations:
-                check_faults(values[field.name], _named(cells))
+                check_faults(values[field.name], _trial_text(cells))
         try:
             known = shapes(values)
             for field, cell in zip(self.arrays, cells[count:], strict=True):
-                values[field.name] = _unpacked(field, cell, known[field.name], allowance)
+                values[field.name] = _decompress_array(field, cell, known[field.name], allowance)
         except DamagedRecordError as wrong:
-            raise DamagedRecordError(f"{_named(cells)}: {wrong}") from None
+            raise DamagedRecordError(f"{_trial_text(cells)}: {wrong}") from None
         return self._row(**values)
 
     def reproducible_values(self, row: R) -> dict[str, Any]:
@@ -194,7 +194,7 @@ class RowCodec(Generic[R]):
             if field.kind is np.ndarray
             else getattr(row, field.name)
             if field.is_array
-            else tuple(_encoded(row, [field]))
+            else tuple(_encode_cells(row, [field]))
             for field in self.fields
             if RUN_SPECIFIC not in field.type_annotations and NOT_EXPORTED not in field.type_annotations
         }
@@ -219,11 +219,11 @@ class RowCodec(Generic[R]):
             if isinstance(value, TrialId):
                 by_name["trial"] = str(value)
             if field.from_columns is not None:
-                by_name |= {c.name: _plain(part) for c, part in zip(field.columns, value, strict=True)}
+                by_name |= {c.name: _json_value(part) for c, part in zip(field.columns, value, strict=True)}
             elif FAULTS_JSON in field.type_annotations:
                 by_name[field.name] = json.loads(value)
             else:
-                by_name[field.name] = _plain(value)
+                by_name[field.name] = _json_value(value)
         return by_name | row.derived()
 
     @cached_property
@@ -345,7 +345,7 @@ def _taken_apart(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     return hint, ()
 
 
-def _encoded(row: object, chosen: Sequence[Field]) -> Iterator[Any]:
+def _encode_cells(row: object, chosen: Sequence[Field]) -> Iterator[Any]:
     for field in chosen:
         value = getattr(row, field.name)
         for part in value if field.from_columns is not None else (value,):
@@ -353,7 +353,7 @@ def _encoded(row: object, chosen: Sequence[Field]) -> Iterator[Any]:
             yield None if isinstance(plain, float) and math.isnan(plain) else plain
 
 
-def _decoded(field: Field, cells: Iterator[Any]) -> Any:
+def _decode_field(field: Field, cells: Iterator[Any]) -> Any:
     values = [_value(column, next(cells)) for column in field.columns]
     return values[0] if field.from_columns is None else field.from_columns(*values)
 
@@ -364,12 +364,12 @@ def _value(column: SqlColumn, cell: Any) -> Any:
     return bool(cell) if column.kind is bool else cell
 
 
-def _packed(field: Field, array: Any) -> bytes:
+def _compress_array(field: Field, array: Any) -> bytes:
     data = array if field.kind is bytes else np.ascontiguousarray(array, dtype=field.dtype).tobytes()
     return zlib.compress(data, 1)
 
 
-def _unpacked(field: Field, cell: Any, shape: Shape, allowance: ReadLimit) -> Any:
+def _decompress_array(field: Field, cell: Any, shape: Shape, allowance: ReadLimit) -> Any:
     if cell is None:  # not requested
         return b"" if field.kind is bytes else np.empty(0, field.dtype)
     count = _count(shape)
@@ -385,7 +385,7 @@ def _count(shape: Shape) -> int:
     return shape if isinstance(shape, int) else math.prod(shape)
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     """A value converted for JSON."""
     if isinstance(value, np.generic):
         value = value.item()
@@ -394,11 +394,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.translate(_DIGITS).decode()
     if isinstance(value, np.ndarray):
-        return _plain(value.tolist())
-    return [_plain(part) for part in value] if isinstance(value, list) else value
+        return _json_value(value.tolist())
+    return [_json_value(part) for part in value] if isinstance(value, list) else value
 
 
-def _named(cells: Sequence[Any]) -> str:
+def _trial_text(cells: Sequence[Any]) -> str:
     """The name of the trial in a row of unchecked cells, for error messages.
 
     The first three cells are target, flips and number.

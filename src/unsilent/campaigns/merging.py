@@ -237,10 +237,10 @@ def _union(sources: Sequence[AnyStore], parts: Sequence[MergeInput]) -> Iterator
 def _rows(store: AnyStore, number: int) -> Generator[tuple[Order, int, CampaignRow], None, None]:
     """The trials of a store in ascending order."""
     for row in store.rows():
-        yield _order(row.trial), number, row
+        yield _trial_sort_key(row.trial), number, row
 
 
-def _order(trial: TrialId) -> Order:
+def _trial_sort_key(trial: TrialId) -> Order:
     """The sort key of a trial, which gives the same order as SQLite: target, flips, k, samples."""
     return trial.target, trial.flips is not None, trial.flips or 0, trial.k, trial.sample_count
 

@@ -391,7 +391,7 @@ class ProcessExecutor(Closing):
 
         The trial that ended it gets its row if it is certain which trial that was.
         """
-        suspects, unsettled = self._suspected(worker, lost), [*worker.unproven, *worker.unanswered_trials]
+        suspects, unsettled = self._suspected_trials(worker, lost), [*worker.unproven, *worker.unanswered_trials]
         settled = len(suspects) == 1 and (lost.certain or suspects[0] in self._suspects)
         spent = time.monotonic() - worker.since
         self._discard(worker)
@@ -405,7 +405,7 @@ class ProcessExecutor(Closing):
         if settled:
             yield from self._record(fresh, suspects[0], lost, spent)
 
-    def _suspected(self, worker: _Worker, lost: _Lost) -> list[TrialId]:
+    def _suspected_trials(self, worker: _Worker, lost: _Lost) -> list[TrialId]:
         """The trials that may have ended a worker: those it was running, else those not verified yet."""
         if lost.shortcuts:
             return []

@@ -231,13 +231,13 @@ class _Plan:
             if stored is not None:
                 old = self.checkpoint.files.read(block.file, block.offset, block.packed_size)
                 patches.append(Patch(block.file, block.offset, old, stored))
-        patches = _joined([patch for patch in patches if patch.before != patch.after])
+        patches = _merged_patches([patch for patch in patches if patch.before != patch.after])
         if checksums == "fixed":
             levels = [block.checksums for block in self.blocks.values()]
             # Counted from the outermost, which blocks with and without a checksum of their own have in common.
             for level in range(max(map(len, levels), default=0), 0, -1):
                 for checksum in dict.fromkeys(every[-level] for every in levels if level <= len(every)):
-                    patches = _joined([*patches, *checksum.update(patches, self.checkpoint.files.read)])
+                    patches = _merged_patches([*patches, *checksum.update(patches, self.checkpoint.files.read)])
         return patches, receipt
 
     def _apply(self, fault: Fault) -> AppliedFault:
@@ -298,7 +298,7 @@ def fits(tensor: StoredTensor, glob: str) -> bool:
     return any(name == glob or fnmatch.fnmatchcase(name, glob) for name in names)
 
 
-def _joined(patches: list[Patch]) -> list[Patch]:
+def _merged_patches(patches: list[Patch]) -> list[Patch]:
     """The patches sorted by position, with adjacent ones joined.
 
     Raises ``UsageError`` if two patches change the same byte.

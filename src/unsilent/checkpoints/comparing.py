@@ -64,12 +64,12 @@ def compare(
         if counterpart is None:
             result = TensorDifference(name, MISSING, remark=_type(tensor))
         else:
-            result = _compared(first, tensor, second, counterpart, progress)
-        kind = _kind(tensor)
+            result = _difference_of_tensor(first, tensor, second, counterpart, progress)
+        kind = _kind_of_content(tensor)
         yield result if kind == result.kind else replace(result, kind=kind)
     for name, tensor in seconds.items():
         if name not in firsts:
-            yield TensorDifference(name, ADDED, remark=_type(tensor), kind=_kind(tensor))
+            yield TensorDifference(name, ADDED, remark=_type(tensor), kind=_kind_of_content(tensor))
 
 
 def _unread_files(checkpoint: Checkpoint) -> dict[str, StoredTensor]:
@@ -85,13 +85,13 @@ def _unread_files(checkpoint: Checkpoint) -> dict[str, StoredTensor]:
     return result
 
 
-def _kind(tensor: StoredTensor) -> str:
+def _kind_of_content(tensor: StoredTensor) -> str:
     if tensor.name.startswith(_FILE):
         return "file"
     return "object" if tensor.is_object else "number" if tensor.is_number else "tensor"
 
 
-def _compared(
+def _difference_of_tensor(
     first: Checkpoint,
     tensor: StoredTensor,
     second: Checkpoint,
@@ -114,7 +114,7 @@ def _compared(
     if tensor.shape != counterpart.shape:
         return TensorDifference(name, DIFFERS, remark=f"{tensor.nbytes:,} bytes, {counterpart.nbytes:,} bytes")
     counter = _Counter(tensor)
-    for a, b in _aligned(first.content(tensor), second.content(counterpart)):
+    for a, b in _parts_of_equal_length(first.content(tensor), second.content(counterpart)):
         counter.add(a, b)
         progress(len(a))
     return counter.result()
@@ -174,7 +174,9 @@ def _largest_relative_change(before: Array, after: Array) -> float:
     return float(np.where(same, 0.0, np.nan_to_num(relative, nan=np.inf, posinf=np.inf)).max(initial=0.0))
 
 
-def _aligned(first: Iterator[memoryview], second: Iterator[memoryview]) -> Iterator[tuple[memoryview, memoryview]]:
+def _parts_of_equal_length(
+    first: Iterator[memoryview], second: Iterator[memoryview]
+) -> Iterator[tuple[memoryview, memoryview]]:
     """Yield pairs of equally long parts of two contents that may be divided into parts differently."""
     a, b = memoryview(b""), memoryview(b"")
     while True:

@@ -39,7 +39,7 @@ def content_parts(files: CheckpointFiles, tensor: StoredTensor) -> Iterator[memo
     else:
         parts = _gathered_parts(files, tensor)
     for part in parts:
-        yield part if not tensor.big_endian else _swapped(part, _word_size(tensor))
+        yield part if not tensor.big_endian else _with_swapped_bytes(part, _word_size(tensor))
 
 
 def _is_whole(tensor: StoredTensor) -> bool:
@@ -102,7 +102,7 @@ def _fill_rows(target: Array, files: CheckpointFiles, block: Block, low: int) ->
     content = block.packing.unpack(files.read(block.file, block.offset, block.packed_size))[first * item :]
     if len(content) < _extent(target.shape, strides) * item:
         raise UsageError(f"a packed part of {files.shown(block.file)} is shorter than its shape; the file is damaged")
-    target[...] = _strided(content, target.shape, strides, item)
+    target[...] = _strided_items(content, target.shape, strides, item)
 
 
 def _fill(target: Array, files: CheckpointFiles, file: str, offset: int, strides: Shape) -> None:
@@ -113,7 +113,7 @@ def _fill(target: Array, files: CheckpointFiles, file: str, offset: int, strides
     shape, item = target.shape, target.itemsize
     extent = _extent(shape, strides) * item
     if extent <= max(LEAST_READ, 2 * target.nbytes):
-        target[...] = _strided(files.read(file, offset, extent), shape, strides, item)
+        target[...] = _strided_items(files.read(file, offset, extent), shape, strides, item)
         return
     widest = max(range(len(shape)), key=lambda dimension: (shape[dimension] - 1) * strides[dimension])
     half = shape[widest] // 2
@@ -127,7 +127,7 @@ def _extent(shape: Shape, strides: Shape) -> int:
     return sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) + 1
 
 
-def _strided(content: bytes, shape: Shape, strides: Shape, item: int) -> Array:
+def _strided_items(content: bytes, shape: Shape, strides: Shape, item: int) -> Array:
     memory = np.frombuffer(content, _item_dtype(item), count=_extent(shape, strides))
     return np.lib.stride_tricks.as_strided(memory, shape, [s * item for s in strides], writeable=False)
 
@@ -142,5 +142,5 @@ def _word_size(tensor: StoredTensor) -> int:
     return tensor.item_size // 2 if tensor.dtype.startswith("complex") else tensor.item_size
 
 
-def _swapped(part: memoryview, item: int) -> memoryview:
+def _with_swapped_bytes(part: memoryview, item: int) -> memoryview:
     return np.frombuffer(part, np.uint8).reshape(-1, item)[:, ::-1].copy().reshape(-1).data

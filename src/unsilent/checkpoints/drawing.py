@@ -56,7 +56,7 @@ def corruptible(checkpoint: Checkpoint, globs: Sequence[str] = (), sections: Seq
     """
     if not globs and not sections and any(t.section == "model" for t in checkpoint.tensors.values()):
         sections = ("model",)
-    parts = [_split(glob, checkpoint) for glob in globs]
+    parts = [_name_and_index(glob, checkpoint) for glob in globs]
     selected = checkpoint.select([glob for glob, _ in parts], sections)
     result, taken = [], _Bytes()
     for tensor in selected:
@@ -80,7 +80,7 @@ def without_shared_bytes(tensors: Iterable[StoredTensor]) -> list[StoredTensor]:
     return [tensor for tensor in tensors if taken.add(tensor)]
 
 
-def _split(glob: str, checkpoint: Checkpoint) -> tuple[str, str | None]:
+def _name_and_index(glob: str, checkpoint: Checkpoint) -> tuple[str, str | None]:
     """The name pattern and the index in a glob: ``file:fc.weight[3,5]`` gives ``fc.weight`` and ``3,5``.
 
     A tensor name that itself contains a bracket is left unchanged.
@@ -110,7 +110,11 @@ def draw_faults(
         drawn = _draw_allowed(checkpoint, model, population, rng, options)
     if options.probability < 1:
         chances = [rng.random(len(fault)) < options.probability for fault in drawn]
-        drawn = [part for fault, keep in zip(drawn, chances, strict=True) if (part := _part(fault, keep)) is not None]
+        drawn = [
+            part
+            for fault, keep in zip(drawn, chances, strict=True)
+            if (part := _fault_of_elements(fault, keep)) is not None
+        ]
     return tuple(drawn)
 
 
@@ -129,11 +133,11 @@ def _draw_allowed(
             break
         rest = model if wanted is None or model.pattern.single_event else model.with_count(wanted - have)
         for fault in rest.draw(population, rng, options.law):
-            allowed = _allowed(checkpoint, fault, options)
+            allowed = _mask_of_allowed_elements(checkpoint, fault, options)
             if model.pattern.single_event and not allowed.all():
                 continue
-            if (part := _part(fault, allowed)) is not None:
-                result[fault.site] = _merged(result.get(fault.site), part)
+            if (part := _fault_of_elements(fault, allowed)) is not None:
+                result[fault.site] = _merged_fault(result.get(fault.site), part)
         if wanted is None:
             break
     else:
@@ -151,7 +155,7 @@ def _count(fault: Fault, model: FaultModel) -> int:
     return len(fault.bit_positions()) if model.value.counted_noun == "flips" else len(fault)
 
 
-def _allowed(checkpoint: Checkpoint, fault: Fault, options: DrawOptions) -> NDArray[np.bool_]:
+def _mask_of_allowed_elements(checkpoint: Checkpoint, fault: Fault, options: DrawOptions) -> NDArray[np.bool_]:
     """Mask of a fault's elements whose new values are allowed."""
     tensor = checkpoint.tensor(fault.site)
     before = checkpoint.read(tensor, fault.elements)
@@ -169,14 +173,14 @@ def _signs(words: Array, codec: Codec) -> Array:
     return np.asarray(words >> words.dtype.type(codec.bits - 1))
 
 
-def _part(fault: Fault, keep: NDArray[np.bool_]) -> Fault | None:
+def _fault_of_elements(fault: Fault, keep: NDArray[np.bool_]) -> Fault | None:
     """The fault restricted to some of its elements; None if none is left."""
     if keep.all() and keep.size:
         return fault
     return replace(fault, elements=fault.elements[keep], operands=fault.operands[keep]) if keep.any() else None
 
 
-def _merged(first: Fault | None, second: Fault) -> Fault:
+def _merged_fault(first: Fault | None, second: Fault) -> Fault:
     """Two faults of one tensor merged into one; the first has priority where both change the same element."""
     if first is None:
         return second

@@ -91,7 +91,7 @@ def apply_edit(path: Path, patches: Sequence[Patch], injection: Any) -> Path | N
     if not patches:
         return None
     record = undo_record_of(path)
-    with _locked(path, patches) as files:
+    with _locked_files(path, patches) as files:
         refuse_interrupted(path)
         _check_now(files, path, patches, ("before",))
         number = len(edits_of(path)) + 1
@@ -160,7 +160,7 @@ def undo_edit(path: str | Path, everything: bool = False, known_format: Format |
     result = open_edits if everything else open_edits[:1]
     _refuse_other_bytes(path, result, known_format)
     for edit in result:
-        with _locked(path, edit.patches) as files:
+        with _locked_files(path, edit.patches) as files:
             _check_now(files, path, edit.patches, ("before", "after"))
             with system_errors(f"cannot write {path}", "run the command again"):
                 _write(files, path, [(p.file, p.offset, p.before) for p in edit.patches])
@@ -235,7 +235,7 @@ def _patch(values: Sequence[Any]) -> Patch:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, patches: Sequence[Patch]) -> Iterator[Mapping[str, int]]:
+def _locked_files(path: Path, patches: Sequence[Patch]) -> Iterator[Mapping[str, int]]:
     """Context with descriptors of all files of an edit, open for writing and locked against other editors.
 
     Raises ``UsageError`` if they cannot be locked.

@@ -125,11 +125,11 @@ def _of_line(value: Any, where: str) -> list[SavedInjection]:
         raise UsageError(f"{where}: {error}") from None
     if not isinstance(value, dict) or "before" not in value:
         return [SavedInjection(fault) for fault in faults]
-    words = {side: _words(value.get(side), faults, side, where) for side in ("before", "after")}
+    words = {side: _words_from_text(value.get(side), faults, side, where) for side in ("before", "after")}
     return [SavedInjection(*entry) for entry in zip(faults, words["before"], words["after"], strict=True)]
 
 
-def _words(value: Any, faults: Sequence[Fault], side: str, where: str) -> list[Array]:
+def _words_from_text(value: Any, faults: Sequence[Fault], side: str, where: str) -> list[Array]:
     """Parse the bits of every fault's elements from hexadecimal text."""
     result = []
     try:

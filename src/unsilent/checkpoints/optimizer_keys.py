@@ -30,7 +30,7 @@ def undotted(
     of_models: set[tuple[Keys, str]] = set()
     for path, array in zip(paths, is_array, strict=True):
         for at, key in enumerate(path):
-            if _GROUPS in key and (parts := _split(key, _GROUPS)) is not None:
+            if _GROUPS in key and (parts := _split_key(key, _GROUPS)) is not None:
                 heads.setdefault(tuple(path[:at]), set()).add(parts[0])
                 if array:
                     of_models.add((tuple(path[:at]), parts[0]))
@@ -40,17 +40,17 @@ def undotted(
     if not heads:
         return list(map(tuple, paths))
     depths = sorted({len(above) for above in heads})
-    return [_undotted(tuple(path), heads, depths, is_section_key) for path in paths]
+    return [_path_with_split_key(tuple(path), heads, depths, is_section_key) for path in paths]
 
 
-def _split(key: str, part: str) -> tuple[str, str, str] | None:
+def _split_key(key: str, part: str) -> tuple[str, str, str] | None:
     """Split a dotted key into the text before ``part``, the parameter's name, and the name of its value."""
     head, _, rest = f".{key}".partition(f".{part}.")
     parameter, _, value = rest.rpartition(".")
     return (head[1:], parameter, value) if parameter else None
 
 
-def _undotted(
+def _path_with_split_key(
     path: Keys, heads: dict[Keys, set[str]], depths: Sequence[int], is_section_key: Callable[[str], bool]
 ) -> Keys:
     """The path with one key split, if that key is in a mapping with a flattened optimizer."""
@@ -59,7 +59,7 @@ def _undotted(
         if known is None or depth >= len(path):
             continue
         for part in (_STATE, _GROUPS):
-            parts = _split(path[depth], part)
+            parts = _split_key(path[depth], part)
             if parts is not None and parts[0] in known:
                 head, parameter, value = parts
                 return (*path[:depth], *([head] if head else []), part, parameter, value, *path[depth + 1 :])

@@ -47,7 +47,7 @@ def draft_folder(target: Path) -> Iterator[Path]:
 
     Raises ``OSError``.
     """
-    with _locked(target.parent):
+    with _locked_folder(target.parent):
         _remove_dead_drafts(target.parent)
         draft = Path(tempfile.mkdtemp(_DRAFT, f"{_draft_prefix()}{target.name[:40]}.", target.parent))
         descriptor = os.open(draft, os.O_RDONLY)
@@ -69,7 +69,7 @@ def replace_checkpoint(draft: Path, content: Path, manifest: Manifest, target: P
         file.write(manifest_content(manifest))
         file.flush()
         os.fsync(file.fileno())
-    with _locked(target.parent):
+    with _locked_folder(target.parent):
         _settle(target)
         _rename(new, _pending(target))
         if target.is_file():
@@ -88,7 +88,7 @@ def put_manifest(manifest: Manifest, target: Path) -> Path:
     """
     target = Path(os.path.realpath(target))
     result = manifest_path(target)
-    with system_errors(f"cannot write {result}", "check the folder"), _locked(target.parent):
+    with system_errors(f"cannot write {result}", "check the folder"), _locked_folder(target.parent):
         write_manifest(manifest, result)
         # The pending manifest of a killed save describes an older checkpoint.
         _pending(target).unlink(missing_ok=True)
@@ -112,7 +112,7 @@ def verify_with_own_manifest(
     if isinstance(verdict, UsageError) or verdict[0]:
         was_replaced = before != state_of_files(target) or before[0] is None
         if was_replaced and target.parent.is_dir():  # a save is running, or was killed
-            with _locked(target.parent):
+            with _locked_folder(target.parent):
                 if not target.exists():
                     _settle(target)
                 return _verify_with_either(target, progress, fast_only)
@@ -230,7 +230,7 @@ def _rename(old: Path, new: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked_folder(folder: Path) -> Iterator[None]:
     """Context in which no other thread or process replaces a checkpoint in the folder.
 
     Raises ``OSError``.

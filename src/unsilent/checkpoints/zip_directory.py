@@ -133,11 +133,11 @@ class ZipDirectory:
         entries = [self._entry(*record) for record in self._records]
         result = {entry.name: entry for entry in entries}
         if len({name.lower() for name in result}) != len(entries):  # some loaders ignore the case of names
-            raise self._damaged("two entries have the same name")
+            raise self._damage_error("two entries have the same name")
         parts = sorted((e.offset, e.offset + e.size, e.name) for e in entries if e.size)
         for (_, end, name), (begin, _, next_name) in itertools.pairwise(parts):
             if begin < end:
-                raise self._damaged(f"the entries {ascii(name)[:60]} and {ascii(next_name)[:60]} overlap")
+                raise self._damage_error(f"the entries {ascii(name)[:60]} and {ascii(next_name)[:60]} overlap")
         return result
 
     def content(self, entry: ZipEntry, what: str) -> bytes:
@@ -146,27 +146,27 @@ class ZipDirectory:
         Raises ``UsageError`` if the entry is compressed or too large.
         """
         if entry.method != STORED or entry.size != entry.unpacked_size:
-            raise self._damaged(f"{ascii(entry.name)[:60]} is compressed; expected {what} stored as it is")
+            raise self._damage_error(f"{ascii(entry.name)[:60]} is compressed; expected {what} stored as it is")
         if entry.size > MOST_METADATA:
-            raise self._damaged(
+            raise self._damage_error(
                 f"{ascii(entry.name)[:60]} has {entry.size:,} bytes; {what} has {MOST_METADATA:,} at most"
             )
         return self._files.read(entry.file, entry.offset, entry.size)
 
-    def _damaged(self, problem: str) -> UsageError:
+    def _damage_error(self, problem: str) -> UsageError:
         return UsageError(f"{self._where} is not a usable zip file: {problem}")
 
     def _read(self, offset: int, length: int) -> bytes:
         """Read bytes of the archive."""
         if offset < 0 or length < 0 or offset + length > self._size:
-            raise self._damaged("it names bytes beyond its end; it is truncated or damaged")
+            raise self._damage_error("it names bytes beyond its end; it is truncated or damaged")
         return self._files.read(self._file, self._start + offset, length)
 
     def _central(self) -> list[tuple[tuple[int, ...], int, str, bytes]]:
         """Fields, position, name and extra field of every entry of the central directory."""
         length, begin, count = self._end()
         if length > MOST_METADATA or count > MOST_ENTRIES:
-            raise self._damaged(
+            raise self._damage_error(
                 f"its directory has {count:,} entries in {length:,} bytes; at most {MOST_ENTRIES:,} in {MOST_METADATA:,} are read"
             )
         read_entries: list[tuple[tuple[int, ...], int, str, bytes]] = []
@@ -175,14 +175,14 @@ class ZipDirectory:
             signature, *fields = _CENTRAL.unpack_from(directory, at)
             name_length, extra_length, comment_length = fields[9], fields[10], fields[11]
             if signature != b"PK\x01\x02":
-                raise self._damaged("its directory has an entry that is none")
+                raise self._damage_error("its directory has an entry that is none")
             after = at + _CENTRAL.size
             name = directory[after : after + name_length].decode("utf-8", "backslashreplace")
             extra = directory[after + name_length : after + name_length + extra_length]
             read_entries.append((tuple(fields), begin + at, name, extra))
             at = after + name_length + extra_length + comment_length
         if at != length or len(read_entries) != count:
-            raise self._damaged("its directory is cut off, or has more entries than it says")
+            raise self._damage_error("its directory is cut off, or has more entries than it says")
         return read_entries
 
     def _end(self) -> tuple[int, int, int]:
@@ -191,19 +191,19 @@ class ZipDirectory:
         tail = self._read(self._size - tail_length, tail_length)
         at = tail.rfind(b"PK\x05\x06")
         if at < 0 or at + _END.size > len(tail):
-            raise self._damaged("it has no end record; it is truncated, or no zip file")
+            raise self._damage_error("it has no end record; it is truncated, or no zip file")
         _, disk, directory_disk, here, count, length, begin, _ = _END.unpack_from(tail, at)
         end = self._size - tail_length + at
         wide = self._end_64(end)
         if wide is not None:
             for narrow, value, full in zip((length, begin, count), wide, (_FULL_32, _FULL_32, _FULL_16), strict=True):
                 if narrow not in (value, full):
-                    raise self._damaged("its end records disagree")
+                    raise self._damage_error("its end records disagree")
             length, begin, count = wide
         elif _FULL_32 in (length, begin) or count == _FULL_16:
-            raise self._damaged("its 64-bit end record is missing")
+            raise self._damage_error("its 64-bit end record is missing")
         if disk or directory_disk or here not in (count, _FULL_16) or begin + length > end:
-            raise self._damaged("its end record is damaged")
+            raise self._damage_error("its end record is damaged")
         return length, begin, count
 
     def _end_64(self, end: int) -> tuple[int, int, int] | None:
@@ -218,9 +218,9 @@ class ZipDirectory:
         signature, size, _, _, disk_entries, directory, here, count, length, begin = record
         is_whole = (disk, disks, disk_entries, directory) == (0, 1, 0, 0)
         if signature != b"PK\x06\x06" or size < _END_64.size - 12 or not is_whole:
-            raise self._damaged("its 64-bit end record is damaged")
+            raise self._damage_error("its 64-bit end record is damaged")
         if here != count:
-            raise self._damaged("it is one of several parts")
+            raise self._damage_error("it is one of several parts")
         return length, begin, count
 
     def _entry(self, fields: tuple[int, ...], central: int, name: str, extra: bytes) -> ZipEntry:
@@ -230,15 +230,15 @@ class ZipDirectory:
         unpacked, packed, header = self._wide(extra, (unpacked, packed, header))
         local = _LOCAL.unpack(self._read(header, _LOCAL.size))
         if local[0] != b"PK\x03\x04":
-            raise self._damaged(f"the entry {ascii(name)[:60]} has no header where the directory says")
+            raise self._damage_error(f"the entry {ascii(name)[:60]} has no header where the directory says")
         if self._read(header + _LOCAL.size, local[9]).decode("utf-8", "backslashreplace") != name:
-            raise self._damaged(f"the entry {ascii(name)[:60]} has another name in its header")
+            raise self._damage_error(f"the entry {ascii(name)[:60]} has another name in its header")
         if fields[12] or (packed and fields[14] & _FOLDER):
-            raise self._damaged(f"the entry {ascii(name)[:60]} is in another part, or marked as a folder")
+            raise self._damage_error(f"the entry {ascii(name)[:60]} is in another part, or marked as a folder")
         if method not in (STORED, DEFLATED) or (method == STORED and packed != unpacked):
-            raise self._damaged(f"the entry {ascii(name)[:60]} has two sizes, or an unknown compression")
+            raise self._damage_error(f"the entry {ascii(name)[:60]} has two sizes, or an unknown compression")
         if flags & _ENCRYPTED:
-            raise self._damaged(f"the entry {ascii(name)[:60]} is encrypted")
+            raise self._damage_error(f"the entry {ascii(name)[:60]} is encrypted")
         begin = header + _LOCAL.size + local[9] + local[10]
         self._read(begin + packed, 0)
         places = [central + 16]
@@ -262,7 +262,7 @@ class ZipDirectory:
         for value in values:
             if value == _FULL_32:
                 if len(wide) < 8:
-                    raise self._damaged("a 64-bit size is missing")
+                    raise self._damage_error("a 64-bit size is missing")
                 value, wide = int.from_bytes(wide[:8], "little"), wide[8:]
             result.append(value)
         return result[0], result[1], result[2]

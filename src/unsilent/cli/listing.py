@@ -128,11 +128,11 @@ def detectors(request: Request) -> int:
     from unsilent.detectors.rules import PRESETS, RULES, rule_class
     from unsilent.protection.detector import ALL_DETECTORS, DETECTORS
 
-    rules = [_listed(name, "rule", rule_class(name), entry.description) for name, entry in RULES.items()]
+    rules = [_table_row(name, "rule", rule_class(name), entry.description) for name, entry in RULES.items()]
     rules += _listed_of_others("rule", RULE_GROUP, RULES, rule_class)
     presets = [{"name": name, "kind": "preset", "rules": list(texts)} for name, texts in PRESETS.items()]
     made_by: dict[str, Callable[..., Any]] = {**DETECTORS, **ACTIVATION_RULES}
-    inference = [_listed(name, "inference", factory) for name, factory in made_by.items()]
+    inference = [_table_row(name, "inference", factory) for name, factory in made_by.items()]
     inference += _listed_of_others("inference", DETECTOR_GROUP, DETECTORS, ALL_DETECTORS.__getitem__)
     if as_json:
         print(json.dumps([*rules, *presets, *inference], indent=2))
@@ -152,7 +152,7 @@ def _show_parts(parts: Sequence[Mapping[str, Any]], name: str, settings: str, pl
     show_table(rows, (name, "what it compares", f"{settings} with defaults (name:key=value,…)"), plain=plain)
 
 
-def _listed(name: str, kind: str, factory: Callable[..., Any], description: str = "") -> dict[str, Any]:
+def _table_row(name: str, kind: str, factory: Callable[..., Any], description: str = "") -> dict[str, Any]:
     """A rule or detector as a table row: name, kind, description and parameters.
 
     Without a description, the first line of the docstring is used.
@@ -180,7 +180,7 @@ def _listed_of_others(
     """
     for name, entry in installed_parts(group, known).items():
         try:
-            part = _listed(name, kind, load(name))
+            part = _table_row(name, kind, load(name))
             yield {**part, "description": f"{part['description']} ({package_of(entry)})"}
         except UsageError as error:
             yield {"name": name, "kind": kind, "description": str(error), "parameters": {}}

@@ -130,17 +130,17 @@ def _run(arguments: list[str]) -> int:
         name = app.name
         command = typer.main.get_command(app.app)
         code: Any = command.main(list(app.words), prog_name=app.name, standalone_mode=False, obj=app.script)
-        return _interrupted() if code == INTERRUPTED else int(code or 0)
+        return _end_interrupted() if code == INTERRUPTED else int(code or 0)
     except _CommandError as error:
         message = str(getattr(error, "format_message")())  # noqa: B009
         if "Usage:" in message:  # no arguments at all: the message is the help text
             print(message)
             return 2
-        return _fail(_explained(message, getattr(getattr(error, "ctx", None), "command_path", name)), 2)
+        return _fail(_message_with_hint(message, getattr(getattr(error, "ctx", None), "command_path", name)), 2)
     except (typer.Abort, KeyboardInterrupt):
-        return _interrupted()
+        return _end_interrupted()
     except Interrupted as error:
-        return _interrupted(str(error))
+        return _end_interrupted(str(error))
     except (UserCodeError, InternalError) as error:
         return _defect(error)
     except (UsageError, StoreError) as error:
@@ -154,7 +154,7 @@ def _run(arguments: list[str]) -> int:
     except Exception as error:
         if getattr(error, "errno", None) in (errno.EPIPE, errno.ENAMETOOLONG, *UNWRITABLE):
             raise
-        return _interrupted() if _is_interrupt(error) else _defect(unexpected_error(error))
+        return _end_interrupted() if _is_interrupt(error) else _defect(unexpected_error(error))
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
@@ -164,7 +164,7 @@ def _is_interrupt(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _explained(message: str, command: str) -> str:
+def _message_with_hint(message: str, command: str) -> str:
     """The message of a usage error, extended by a hint on the command's help."""
     from unsilent.cli.table import PYTHON_FUNCTIONS
 
@@ -193,7 +193,7 @@ def _place(error: OSError) -> str:
     return str(error.filename) if error.filename else "what was printed"
 
 
-def _interrupted(message: str = "interrupted") -> int:
+def _end_interrupted(message: str = "interrupted") -> int:
     print(f"unsilent: {message}\n", end="", file=sys.stderr)  # one write, as other ranks may print between two
     return INTERRUPTED
 

@@ -109,10 +109,10 @@ def triage(request: Request) -> Result | int:
     if options.tools or options.folder is None:
         print(json.dumps(json_schemas(), indent=1))
         return 0
-    return Triage(investigate(options.folder, options.run, _order(options)), options.top)
+    return Triage(investigate(options.folder, options.run, _selected_order(options)), options.top)
 
 
-def _order(options: TriageOptions) -> Order:
+def _selected_order(options: TriageOptions) -> Order:
     """The order of queries that the options select."""
     from unsilent.triage.investigation import RUNBOOK
 

@@ -67,15 +67,17 @@ def align(original: nn.Module, deployed: nn.Module) -> Alignment:
             paths[module].append(name)
     shared = {names[module] for module, of_module in paths.items() if len(of_module) > 1}
     return Alignment(
-        _named([layers[name] for name in partners], names),
-        _named([theirs[partner] for partner in partners.values()], names),
+        _layers_with_names([layers[name] for name in partners], names),
+        _layers_with_names([theirs[partner] for partner in partners.values()], names),
         {
             module: of_module[0]
             for module, of_module in paths.items()
             if len(of_module) == 1 and names[module] in shared
         },
         tuple(name for name in layers if name not in partners and not ours.startswith(name + ".")),
-        _added(theirs, {partner: layers[name] for name, partner in partners.items()}, theirs_prefix),
+        _layers_without_counterpart(
+            theirs, {partner: layers[name] for name, partner in partners.items()}, theirs_prefix
+        ),
     )
 
 
@@ -84,11 +86,13 @@ def _modules(model: nn.Module) -> dict[str, nn.Module]:
     return {name: module for name, module in named_modules(model, remove_duplicate=False) if name}
 
 
-def _named(modules: Sequence[nn.Module], names: Mapping[int, str]) -> Layers:
+def _layers_with_names(modules: Sequence[nn.Module], names: Mapping[int, str]) -> Layers:
     return [(names[number], module) for number, module in {id(module): module for module in modules}.items()]
 
 
-def _added(theirs: Mapping[str, nn.Module], originals: Mapping[str, nn.Module], prefix: str) -> tuple[str, ...]:
+def _layers_without_counterpart(
+    theirs: Mapping[str, nn.Module], originals: Mapping[str, nn.Module], prefix: str
+) -> tuple[str, ...]:
     """Layers of the deployed network that have no counterpart in the original.
 
     The original itself and the replacements of its layers are left out.

@@ -69,7 +69,7 @@ def make_canaries(
     with user_code(name), torch_threads(1):
         batches = [place(batch, device, None) for batch in workload.batches()]
         chosen = choose_inputs(workload, model, batches, count, choice, seed, name)
-        parts = tuple(_answered(workload, model, batch) for batch in chosen)
+        parts = tuple(_inputs_with_answer(workload, model, batch) for batch in chosen)
     if any(has_nonfinite_values(part.answer) for part in parts):
         raise UsageError(f"the model of {name} answers a canary with NaN or infinity; expected finite values")
     return Canaries(
@@ -84,7 +84,7 @@ def make_canaries(
     )
 
 
-def _answered(workload: InferenceWorkload, model: nn.Module, batch: Any) -> CanaryBatch:
+def _inputs_with_answer(workload: InferenceWorkload, model: nn.Module, batch: Any) -> CanaryBatch:
     """Inputs with a model's answer to them.
 
     Raises ``UsageError`` for a model that gives different bits for the same input.

@@ -47,7 +47,7 @@ def real_positions(batch: Any, tokens: Tensor) -> Tensor:
 
 def scores_at_tokens(scores: Tensor, batch: Any) -> Tensor:
     """Scores at the real tokens of a batch, [positions, k], or all scores without padding."""
-    mask = _padded(scores, batch)
+    mask = _mask_of_real_positions(scores, batch)
     return scores if mask is None else scores[mask]
 
 
@@ -59,7 +59,7 @@ def without_padding(judge: Judge, output: Any, batch: Any) -> Any:
     if not isinstance(judge, (NextToken, ExactSequence)):
         return output
     scores = decision_tensor(output, judge, judge.DIMENSIONS)
-    if (mask := _padded(scores, batch)) is None:
+    if (mask := _mask_of_real_positions(scores, batch)) is None:
         return output
     if isinstance(judge, ExactSequence):
         return scores.masked_fill(~mask[:, :, None], 0)
@@ -87,7 +87,7 @@ def _token_ids(batch: Any) -> Tensor | None:
     return tokens if isinstance(tokens, Tensor) and not tokens.is_floating_point() and tokens.ndim == 2 else None
 
 
-def _padded(scores: Tensor, batch: Any) -> Tensor | None:
+def _mask_of_real_positions(scores: Tensor, batch: Any) -> Tensor | None:
     """Mask of the real positions if the scores [n, t, k] belong to a padded batch, otherwise None."""
     tokens = _token_ids(batch)
     if tokens is None or not scores.is_floating_point() or scores.ndim != 3 or scores.shape[:2] != tokens.shape:

@@ -105,13 +105,13 @@ def _first_difference(run: Callable[[], Any], model: nn.Module, clear: bool) -> 
     before = ""
     for a, b in zip_longest(first, second):
         if a is None or b is None or a.name != b.name:
-            names = [_quoted(step) for step in (a, b)]
+            names = [_quoted_step_name(step) for step in (a, b)]
             if not before:
                 return f"the first operation, which is {names[0]} in one run and {names[1]} in the other"
             return f"{before}, which is followed by {names[0]} in one run and by {names[1]} in the other"
         if (why := _why(a, b)) is not None:
-            return f"{_quoted(a)}, {why}"
-        before = _quoted(a)
+            return f"{_quoted_step_name(a)}, {why}"
+        before = _quoted_step_name(a)
     return None
 
 
@@ -128,7 +128,7 @@ def _why(a: OperationRecord, b: OperationRecord) -> str | None:
     return "which returns different bits for the same inputs, maybe from a nondeterministic kernel"
 
 
-def _quoted(step: OperationRecord | None) -> str:
+def _quoted_step_name(step: OperationRecord | None) -> str:
     return "nothing" if step is None else repr(step.name[:_LARGEST_NAME])
 
 

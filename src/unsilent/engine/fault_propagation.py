@@ -105,11 +105,11 @@ def set_weights(sets: Sequence[Bits], weights: ArrayLike) -> NDArray[np.float64]
     worth = (eights @ np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").T).ravel()
     first = np.arange(len(eights)) * 256
     for part in _blocks(len(distinct), heavy.size):
-        sums[part] = worth[first + _packed(distinct[part], heavy.size)].sum(1)
+        sums[part] = worth[first + _sets_as_bits(distinct[part], heavy.size)].sum(1)
     return sums[places]
 
 
-def _packed(sets: Sequence[Bits], members: int) -> NDArray[np.uint8]:
+def _sets_as_bits(sets: Sequence[Bits], members: int) -> NDArray[np.uint8]:
     width = (members + 7) // 8
     return np.frombuffer(b"".join(s.to_bytes(width, "little") for s in sets), np.uint8).reshape(len(sets), width)
 

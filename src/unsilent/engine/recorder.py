@@ -158,7 +158,7 @@ class Recorder(DispatchMode):
                     raise Unrecordable(f"{node.name} returns memory that is not among its arguments")
                 if self._known(key) is None:
                     new_values.add(self._new(part, node.index))
-            windows.append(window_of(_plain(part), self._value(part)))
+            windows.append(window_of(_without_wrapper(part), self._value(part)))
         visible = any(not isinstance(w, StorageWindow) and w is not None for w in windows)
         checks = not any(isinstance(w, StorageWindow) for w in windows)  # without a result, its purpose is to raise
         if not new_values and not visible and not checks:
@@ -230,7 +230,7 @@ class Recorder(DispatchMode):
     # -- values ------------------------------------------------------------------------------------------------
 
     def _window(self, tensor: Tensor) -> StorageWindow:
-        return window_of(_plain(tensor), self._value(tensor))
+        return window_of(_without_wrapper(tensor), self._value(tensor))
 
     def _value(self, tensor: Tensor) -> int:
         storage = tensor.untyped_storage()
@@ -256,7 +256,7 @@ class Recorder(DispatchMode):
 
     def _new(self, tensor: Tensor, producer: int | None) -> int:
         storage = tensor.untyped_storage()
-        index = self._add(producer, storage.nbytes(), window_of(_plain(tensor), len(self.tape.values)))
+        index = self._add(producer, storage.nbytes(), window_of(_without_wrapper(tensor), len(self.tape.values)))
         self._current[storage._cdata] = (weakref.ref(storage), index)
         return index
 
@@ -357,7 +357,7 @@ def _numbers(data: Any) -> bool:
     return all(map(_numbers, data)) if type(data) in (list, tuple) else type(data) in (bool, int, float, complex)
 
 
-def _plain(tensor: Tensor) -> Tensor:
+def _without_wrapper(tensor: Tensor) -> Tensor:
     if type(tensor) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer) or tensor.layout != torch.strided:
         raise Unrecordable(
             f"a tensor has type {type(tensor).__name__} and layout {tensor.layout}; expected a strided torch.Tensor"

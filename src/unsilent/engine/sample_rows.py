@@ -107,7 +107,7 @@ class RowPlan:
             for node in tape.nodes:
                 if self._possible(node):
                     self.sizes[node.index] = {}
-                    self._carrying.update(v for v in node.new_values if self._used(v))
+                    self._carrying.update(v for v in node.new_values if self._is_value_read(v))
                 elif node.func is not None and not node.reads:  # made without inputs, maybe in the size of the batch
                     self._carrying.update(
                         v for v in node.new_values if self._apart(tape.values[v].storage_window, tape.values[v].nbytes)
@@ -121,18 +121,18 @@ class RowPlan:
         values, tape = self._carrying, self.tape
         if node.func is None or node.generator is not None or not any(w.value in values for w in node.reads):
             return False
-        outs = [w for w in node.results if isinstance(w, StorageWindow) and self._used(w.value)]
+        outs = [w for w in node.results if isinstance(w, StorageWindow) and self._is_value_read(w.value)]
         windows = [*outs, *(w for w in node.reads if w.value in values)]
-        if not all(self._lined(node, tape.values[w.value], self.batch) for w in windows):
+        if not all(self._has_equal_instructions(node, tape.values[w.value], self.batch) for w in windows):
             return False
         return (
             all(isinstance(w, StorageWindow) or w is None for w in node.results)
-            and {w.value for w in outs} >= {v for v in node.new_values if self._used(v)}
+            and {w.value for w in outs} >= {v for v in node.new_values if self._is_value_read(v)}
             and all(w.old in values for w in node.writes)
             and all(self._apart(w, tape.values[w.value].nbytes) for w in windows)
         )
 
-    def _lined(self, node: Node, value: Value, rows: int) -> bool:
+    def _has_equal_instructions(self, node: Node, value: Value, rows: int) -> bool:
         """Whether all elements of a value are computed by the same instructions in a call on ``rows`` samples."""
         if self.keeps_places:
             return True
@@ -140,7 +140,7 @@ class RowPlan:
             return not value.storage_window.dtype.is_floating_point or value.nbytes // self.batch * rows % STRIDE == 0
         return value.nbytes % (self.batch * LINE) == 0
 
-    def _used(self, value: int) -> bool:
+    def _is_value_read(self, value: int) -> bool:
         """Whether a value is read by an operation or belongs to the output."""
         return bool(self.tape.values[value].readers) or self.tape.values[value].output
 
@@ -161,7 +161,7 @@ class RowPlan:
 
     def words(self, holder: Tensor) -> Tensor:
         """The memory of a value as words, [samples, words of a sample]."""
-        return _words(holder.untyped_storage(), holder, self.batch)
+        return _words_by_row(holder.untyped_storage(), holder, self.batch)
 
     def window(self, words: Tensor, window: StorageWindow) -> Tensor:
         """The given view of a batch, applied to some samples only.
@@ -215,7 +215,7 @@ class RowPlan:
                 storage = part.untyped_storage()
                 if storage.nbytes() != self.tape.values[window.value].nbytes // self.batch * rows:
                     return None
-                words_of_value[window.value] = _words(storage, part, rows)
+                words_of_value[window.value] = _words_by_row(storage, part, rows)
         return words_of_value
 
     # -- trying ------------------------------------------------------------------------------------------------
@@ -232,13 +232,13 @@ class RowPlan:
         seconds: dict[object, dict[int, float]] = {}
         for index, allowed in self.sizes.items():
             node = self.tape.nodes[index]
-            used = (v for v in (*node.values, *node.new_values) if self._used(v))
+            used = (v for v in (*node.values, *node.new_values) if self._is_value_read(v))
             if index in except_for or not all(map(replayer.at_hand, used)):
                 continue
             sizes = sorted({*(s for s in SIZES if s <= 4 * self.batch and not self.keeps_places), self.batch})
             if torch.Tag.pointwise not in node.func.tags and any(self._alike(v, replayer) for v in node.values):
                 continue
-            kind = kind_of_operation(self.tape, node, lambda v: (v in self._carrying, self._used(v)))
+            kind = kind_of_operation(self.tape, node, lambda v: (v in self._carrying, self._is_value_read(v)))
             if kind not in seconds:
                 seconds[kind] = self._agreeing(node, sizes, replayer)
             allowed.update(seconds[kind])
@@ -250,7 +250,9 @@ class RowPlan:
     def _agreeing(self, node: Node, sizes: Sequence[int], replayer: Replayer) -> dict[int, float]:
         """The time of a call for each number of samples at which the call gives the same bits."""
         values = [self.tape.values[v] for v in (*node.values, *node.new_values) if v in self._carrying]
-        spent: dict[int, list[float]] = {n: [] for n in sizes if all(self._lined(node, v, n) for v in values)}
+        spent: dict[int, list[float]] = {
+            n: [] for n in sizes if all(self._has_equal_instructions(node, v, n) for v in values)
+        }
         for seed, case in enumerate(self._cases(node, replayer)) if spent else ():
             if case is None:
                 return {}
@@ -367,7 +369,7 @@ class RowPlan:
         return plan
 
 
-def _words(storage: torch.UntypedStorage, like: Tensor, rows: int) -> Tensor:
+def _words_by_row(storage: torch.UntypedStorage, like: Tensor, rows: int) -> Tensor:
     """The memory of a storage as words, [rows, words of a row].
 
     Words are as wide as the size of a row allows.

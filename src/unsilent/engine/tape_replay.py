@@ -329,7 +329,7 @@ class Replayer:
                     raise Diverged(f"{node.name} returns a different shape")
                 if expected.value in node.new_values and expected.value not in written:
                     written[expected.value] = part
-            elif not _same(part, expected):
+            elif not _equal_values(part, expected):
                 raise Diverged(f"{node.name} returns a different value to Python")
         return written
 
@@ -373,10 +373,10 @@ def assemble_output(replayer: Replayer, dirty: Holders) -> Any:
     return copy.deepcopy(replayer.tape.output, memo)
 
 
-def _same(left: Any, right: Any) -> bool:
+def _equal_values(left: Any, right: Any) -> bool:
     """Whether two Python values are equal; floats are compared by their bits."""
     if isinstance(left, float) and isinstance(right, float):
         return struct.pack("d", left) == struct.pack("d", right)
     if isinstance(left, complex) and isinstance(right, complex):
-        return _same(left.real, right.real) and _same(left.imag, right.imag)
+        return _equal_values(left.real, right.real) and _equal_values(left.imag, right.imag)
     return type(left) is type(right) and bool(left == right)

@@ -77,7 +77,7 @@ def trace(
         )
     result = compare(model, run, training, memory, progress)
     rows, numbers = _rows(result)
-    placed = tuple(_placed(fault, bits, rows) for fault, bits in faults())
+    placed = tuple(_traced_fault(fault, bits, rows) for fault, bits in faults())
     notes = () if not result.scratch else (_scratch_note(result),)
     return FaultTrace(rows, placed, _parting(result, numbers), result.runs, notes)
 
@@ -185,7 +185,7 @@ def _scratch_note(result: PassComparison) -> str:
     return f"scratch memory is left out: it differs between golden runs, and nothing reads it: {', '.join(names[:4])}{more}"
 
 
-def _placed(fault: Fault, bits: int | None, rows: Sequence[TraceRow]) -> TracedFault:
+def _traced_fault(fault: Fault, bits: int | None, rows: Sequence[TraceRow]) -> TracedFault:
     return TracedFault(fault.site, fault.describe(), _place(parse_site(fault.site), fault, rows), bits)
 
 

@@ -212,7 +212,7 @@ def parse_fields(kind: type[Record], record: Mapping[str, Any]) -> Record:
     Unknown fields are ignored.
     """
     fields = _fields(cast(Any, kind)).items()
-    values = {name: _checked(hint, record[name], name) for name, hint in fields if name in record}
+    values = {name: _checked_value(hint, record[name], name) for name, hint in fields if name in record}
     try:
         return kind(**values)
     except TypeError as error:  # a field is missing
@@ -225,7 +225,7 @@ def _fields(kind: Any) -> Mapping[str, Any]:
     return {name: hint for name, hint in get_type_hints(kind).items() if get_origin(hint) is not ClassVar}
 
 
-def _checked(hint: Any, value: Any, name: str, depth: int = 0) -> Any:
+def _checked_value(hint: Any, value: Any, name: str, depth: int = 0) -> Any:
     """The value of a field, checked against its type.
 
     Raises ``ValueError`` if it has another type.
@@ -234,7 +234,7 @@ def _checked(hint: Any, value: Any, name: str, depth: int = 0) -> Any:
         return _harmless(value) if hint is str else value
     kind, inner = _parts(hint)
     if kind is UnionType:
-        return None if value is None else _checked(inner[0], value, name, depth)
+        return None if value is None else _checked_value(inner[0], value, name, depth)
     if kind is Literal and value in inner:
         return value
     if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, dict):
@@ -242,9 +242,11 @@ def _checked(hint: Any, value: Any, name: str, depth: int = 0) -> Any:
     if isinstance(value, (list, dict)):
         item = Any if kind is Any else inner[-1 if kind is Mapping else 0] if inner else None
         if isinstance(value, list) and kind in (tuple, Any) and depth < MOST_NESTED:
-            return tuple(_checked(item, item_value, name, depth + 1) for item_value in value)
+            return tuple(_checked_value(item, item_value, name, depth + 1) for item_value in value)
         if isinstance(value, dict) and kind in (Mapping, Any) and depth < MOST_NESTED:
-            return {_harmless(key): _checked(item, item_value, name, depth + 1) for key, item_value in value.items()}
+            return {
+                _harmless(key): _checked_value(item, item_value, name, depth + 1) for key, item_value in value.items()
+            }
     elif kind is float and value in _NOT_FINITE:
         return float(value)
     elif type(value) is not int or abs(value) <= LARGEST:

@@ -61,7 +61,7 @@ class Event:
         Texts have at most `MOST_TEXT` characters.
         """
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {"kind": self.kind, **{name: _plain(value) for name, value in values.items()}}
+        return {"kind": self.kind, **{name: _plain_json(value) for name, value in values.items()}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -435,11 +435,11 @@ def _since(since: str) -> str:
     return f"; incident since {since}" if since else ""
 
 
-def _plain(value: Any) -> Any:
+def _plain_json(value: Any) -> Any:
     if isinstance(value, float) and value - value != 0:
         return str(value)
     if isinstance(value, str):
         return short(value, MOST_TEXT)
     if isinstance(value, Mapping):
-        return {short(str(key), MOST_TEXT): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {short(str(key), MOST_TEXT): _plain_json(item) for key, item in value.items()}
+    return [_plain_json(item) for item in value] if isinstance(value, (list, tuple)) else value

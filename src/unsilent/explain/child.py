@@ -36,7 +36,7 @@ def main(folder: Path, number: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides
     os.dup2(2, 1)
     try:
-        values = _timed(job) if job["time_rounds"] else _run(job, folder)
+        values = _measure_step_times(job) if job["time_rounds"] else _run(job, folder)
     except UserCodeError as error:
         values = {"error": "user", "message": str(error), "trace": error.traceback_text}
     except UsageError as error:
@@ -116,7 +116,7 @@ def _run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     return about | {"touched": sorted(touched), "reads": reads, "final": final} | operations
 
 
-def _timed(job: dict[str, Any]) -> dict[str, Any]:
+def _measure_step_times(job: dict[str, Any]) -> dict[str, Any]:
     """Measure the times of steps in a run, see `step_timer`.
 
     Nothing else is active between the program and torch.

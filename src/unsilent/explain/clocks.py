@@ -91,7 +91,7 @@ def _replace_dates(replace: Replace, wall: Callable[[], int]) -> None:
     for real in (_datetime, _date):
         stands.append(Clocked(real.__name__, (real,), {"__new__": _new(real, stands), "__module__": "datetime"}))
         # Pickle would not find the plain class under its name.
-        copyreg.pickle(real, _reduced)
+        copyreg.pickle(real, _reduce_to_made_value)
     stand, day = stands
 
     @calls_user_code
@@ -118,7 +118,7 @@ def _new(real: Any, stands: list[Any]) -> Callable[..., Any]:
     return new
 
 
-def _reduced(value: Any) -> tuple[Any, ...]:
+def _reduce_to_made_value(value: Any) -> tuple[Any, ...]:
     return _made, (type(value).__name__, *value.__reduce__()[1])
 
 

@@ -23,13 +23,13 @@ class FinalStateRecorder:
         self._handle: Any = None
 
     def __enter__(self) -> FinalStateRecorder:
-        self._handle = register_module_forward_pre_hook(self._called)
+        self._handle = register_module_forward_pre_hook(self._note_called_module)
         return self
 
     def __exit__(self, *raised: Any) -> None:
         self._handle.remove()
 
-    def _called(self, module: nn.Module, args: Any) -> None:
+    def _note_called_module(self, module: nn.Module, args: Any) -> None:
         self._modules.setdefault(id(module), module)
 
     def hashes(self, optimizers: Sequence[Optimizer], returned: Any) -> list[tuple[str, int]]:
@@ -38,7 +38,7 @@ class FinalStateRecorder:
         for name, tensor in (
             *self._of_modules(returned),
             *_of_optimizers(optimizers),
-            *_returned(returned, "returned"),
+            *_tensors_returned(returned, "returned"),
         ):
             mapping.setdefault(id(tensor), (name, tensor))
         return [(name, digest([tensor])) for name, tensor in mapping.values()]
@@ -69,7 +69,7 @@ def _of_optimizers(optimizers: Sequence[Optimizer]) -> Iterator[tuple[str, Tenso
                     yield f"{kind} parameter {i} {key}", value
 
 
-def _returned(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+def _tensors_returned(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     """Names and tensors in the returned value.
 
     Numbers are left out, because one may be a measured time.
@@ -78,10 +78,10 @@ def _returned(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
         yield name, value
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _returned(item, f"{name}[{key!r}]")
+            yield from _tensors_returned(item, f"{name}[{key!r}]")
     elif isinstance(value, (list, tuple)):
         for i, item in enumerate(value):
-            yield from _returned(item, f"{name}[{i}]")
+            yield from _tensors_returned(item, f"{name}[{i}]")
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            yield from _returned(getattr(value, field.name), f"{name}.{field.name}")
+            yield from _tensors_returned(getattr(value, field.name), f"{name}.{field.name}")

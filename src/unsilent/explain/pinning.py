@@ -131,14 +131,14 @@ class SourceInterceptor:
         self._replace("entropy", uuid, "uuid1", (lambda *a, **k: uuid.UUID(bytes=stream(16))) if stream else None)
         self._replace("process", os, "getpid", (lambda: _PROCESS) if "process" in self._pinned else None)
         listed, scanned = os.listdir, os.scandir
-        order = self._sorted if "listing" in self._pinned else self._shuffled
+        order = self._sorted_entries if "listing" in self._pinned else self._shuffled_entries
         self._replace("listing", os, "listdir", lambda *args: order(listed(*args), None))
         self._replace("listing", os, "scandir", lambda *args: _Scanned(scanned(*args), order))
 
-    def _sorted(self, entries: list[Any], key: Any) -> list[Any]:
+    def _sorted_entries(self, entries: list[Any], key: Any) -> list[Any]:
         return sorted(entries, key=key)
 
-    def _shuffled(self, entries: list[Any], key: Any) -> list[Any]:
+    def _shuffled_entries(self, entries: list[Any], key: Any) -> list[Any]:
         """Folder entries in an order that depends on the run.
 
         They are sorted in the first run, reversed in the second, and shuffled in further runs.

@@ -88,13 +88,15 @@ def report(result: NondeterminismResult | ReproducibilityResult, arguments: Sequ
 def _explain_lines(result: NondeterminismResult) -> Iterator[str]:
     """Lines that say whether runs differ, which sources cause it, and what was compared."""
     if result.interrupted:
-        yield _interrupted(result)
+        yield _interruption_text(result)
     elif result.has_no_difference:
         yield "All operations returned the same bits in all runs"
     else:
         sources = [_title(f) + (" (may be chance)" if f.may_be_chance else "") for f in result.findings]
         yield f"Runs differ because of {'; '.join(sources)}"
-    yield _compared(result, f"{count_text(result.operations, 'operation')} in {count_text(result.steps, 'step')}")
+    yield _comparison_text(
+        result, f"{count_text(result.operations, 'operation')} in {count_text(result.steps, 'step')}"
+    )
     if result.has_no_difference:
         yield _few(result.runs)
 
@@ -105,7 +107,8 @@ def _control_lines(result: ReproducibilityResult) -> Iterator[str]:
         yield "Reproducible on this machine without changes: all runs end in the same bits"
     else:
         yield f"Not reproducible on this machine: runs end in different bits, first in {result.first_different_tensor}"
-    yield f"{_compared(result, count_text(result.steps, 'step'))}, {count_text(result.tensors, 'tensor')} compared at the end"
+    compared = _comparison_text(result, count_text(result.steps, "step"))
+    yield f"{compared}, {count_text(result.tensors, 'tensor')} compared at the end"
     if result.has_no_difference:
         yield from (_few(result.runs), *([] if result.steps else [_NO_STEP]))
     elif result.interrupted and result.explained is None:
@@ -114,7 +117,7 @@ def _control_lines(result: ReproducibilityResult) -> Iterator[str]:
         yield "No operation differed while operations were logged, so the cause may be a rare race; compare more runs (--runs)"
 
 
-def _compared(result: NondeterminismResult | ReproducibilityResult, pins: str) -> str:
+def _comparison_text(result: NondeterminismResult | ReproducibilityResult, pins: str) -> str:
     runs, threads = count_text(result.runs, "run"), count_text(result.machine.threads, "thread")
     return f"{result.ref}: {runs} in fresh processes, {pins}, {threads}"
 
@@ -201,7 +204,7 @@ def finding_summary_line(result: FoundSource) -> str:
     return escape_unprintable(f"found: {_title(result)}, {divergence_location_text(result.parting)}{chance}")
 
 
-def _interrupted(result: NondeterminismResult) -> str:
+def _interruption_text(result: NondeterminismResult) -> str:
     """Sentence on a search that was interrupted."""
     so_far = "; ".join(_title(f) for f in result.findings)
     text = f"Interrupted. Runs differ because of {so_far}" if so_far else "Interrupted before a source was found"
@@ -209,11 +212,12 @@ def _interrupted(result: NondeterminismResult) -> str:
         return f"{text}; whether {'there are other sources' if so_far else 'runs differ'} is not known"
     return (
         f"{text}; {'with these pinned, ' if so_far else ''}runs first differ at "
-        f"{divergence_location_text(result.unexplained_divergence)}, and the cause of that is not known yet{_tested(result)}"
+        f"{divergence_location_text(result.unexplained_divergence)}, and the cause of that is not known yet"
+        f"{_tested_sources_text(result)}"
     )
 
 
-def _tested(result: NondeterminismResult) -> str:
+def _tested_sources_text(result: NondeterminismResult) -> str:
     """Sentence on the sources that were being tested when a search was interrupted."""
     if not result.candidates:
         return ""

@@ -204,9 +204,9 @@ class NondeterminismSearch:
 
         No further runs are made after a difference at or before operation ``earliest``.
         """
-        return self._compared(pins, earliest)[0]
+        return self._compare_runs(pins, earliest)[0]
 
-    def _compared(self, pins: Pins, earliest: int | None = None) -> tuple[RunDivergence | None, int]:
+    def _compare_runs(self, pins: Pins, earliest: int | None = None) -> tuple[RunDivergence | None, int]:
         """The result of `_parting`, and the number of runs that were compared with the first."""
         if self._first is not None:
             self._launcher.delete_records(self._first)
@@ -225,7 +225,9 @@ class NondeterminismSearch:
                 return best, number
         return best, self._runs - 1
 
-    def _pinned(self, source: str, pins: Pins, parting: RunDivergence) -> tuple[bool, RunDivergence | None]:
+    def _difference_with_source_pinned(
+        self, source: str, pins: Pins, parting: RunDivergence
+    ) -> tuple[bool, RunDivergence | None]:
         """Whether pinning one more source removes or delays the difference, and the new difference.
 
         If the source is only guessed, all runs are made twice: values of a source with few possible values may agree by chance.
@@ -253,15 +255,15 @@ class NondeterminismSearch:
         for source in candidates(parting.kind, parting.generator, self._touched):
             if source not in pins and source not in self._failed:
                 self._candidates = frozenset({source})
-                helped, after = self._pinned(source, pins, parting)
+                helped, after = self._difference_with_source_pinned(source, pins, parting)
                 if not helped:
                     continue
                 finding = FoundSource(source, parting, after, self._runs * self._times(parting), _reads(reads, source))
-                if result := self._confirmed([finding], pins):
+                if result := self._confirmed_findings([finding], pins):
                     return result
         return []
 
-    def _confirmed(self, findings: list[FoundSource], pins: Pins) -> list[FoundSource]:
+    def _confirmed_findings(self, findings: list[FoundSource], pins: Pins) -> list[FoundSource]:
         """The findings if they are not due to chance, otherwise none.
 
         They are marked as unsure if chance cannot be ruled out.
@@ -308,7 +310,7 @@ class NondeterminismSearch:
         """
         parted = compared_sets = 0
         for _ in range(_PLAIN_SETS):
-            result, compared = self._compared(pins, latest)
+            result, compared = self._compare_runs(pins, latest)
             compared_sets += compared
             parted += result is not None and (latest is None or result.index <= latest)
             if parted == DIFFERING_SETS_NEEDED:
@@ -338,7 +340,7 @@ class NondeterminismSearch:
             FoundSource(s, parting, after, self._runs, _reads(reads, s), tuple(k for k in ordered if k != s))
             for s in ordered
         ]
-        return self._confirmed(together, pins) if together else []
+        return self._confirmed_findings(together, pins) if together else []
 
     def _groups(self, pins: Pins) -> list[list[str]]:
         """Groups of pins to try to leave out, in order.

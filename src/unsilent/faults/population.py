@@ -36,7 +36,7 @@ SAMPLING_LAWS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def _renumbered(flat: Ints, shape: Sequence[int], read: Sequence[int], write: Sequence[int]) -> Ints:
+def _renumbered_positions(flat: Ints, shape: Sequence[int], read: Sequence[int], write: Sequence[int]) -> Ints:
     """Convert flat positions from one order of the axes to another."""
     strides, step = {}, 1
     for axis in reversed(write):
@@ -89,7 +89,7 @@ class Region:
         if np.unique(chosen).size != chosen.size:
             raise UsageError(f"the selection of {self.site!r} names an element twice; name each element once")
         if self.axes is not None:
-            chosen = chosen[np.argsort(_renumbered(chosen, self.shape, range(len(self.shape)), self.axes))]
+            chosen = chosen[np.argsort(_renumbered_positions(chosen, self.shape, range(len(self.shape)), self.axes))]
         chosen.setflags(write=False)
         object.__setattr__(self, "elements", chosen)
 
@@ -112,7 +112,11 @@ class Region:
         """Convert places in the order that runs follow to flat C-order indices, both int64[m]."""
         if self.elements is not None:
             return np.asarray(self.elements[places])
-        return places if self.axes is None else _renumbered(places, self.shape, self.axes, range(len(self.shape)))
+        return (
+            places
+            if self.axes is None
+            else _renumbered_positions(places, self.shape, self.axes, range(len(self.shape)))
+        )
 
     @property
     def eligible_bit_count(self) -> int:

@@ -73,13 +73,13 @@ def shuffled_index(k: int, total: int) -> int:
     while True:
         left, right = k >> half, k & mask
         for number in range(_ROUNDS):
-            left, right = right, left ^ (_mixed(right, number) & mask)
+            left, right = right, left ^ (_splitmix64(right, number) & mask)
         k = left << half | right
         if k < total:
             return k
 
 
-def _mixed(value: int, key: int) -> int:
+def _splitmix64(value: int, key: int) -> int:
     """The hash Splitmix64 (Steele, Lea and Flood 2014) of a value under a key."""
     x = (value + (key + 1) * 0x9E3779B97F4A7C15) & _WORD
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _WORD

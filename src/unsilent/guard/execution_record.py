@@ -153,7 +153,7 @@ def _begun_differently(start: IterationStart, start_again: IterationStart) -> It
             "of the step is not executed again: call it in the step)"
         )
     for name, number in start.schedules.items():
-        if not _same(number, now := start_again.schedules.get(name, number)):
+        if not _equal_records(number, now := start_again.schedules.get(name, number)):
             yield f"before a step {name} was {now!r} instead of {number!r} ({BETWEEN})"
 
 
@@ -164,13 +164,13 @@ def settings_differ(groups: Sequence[Mapping[str, Any]], again: Sequence[Mapping
         return
     for number, (settings, settings_again) in enumerate(zip(groups, again, strict=True)):
         for key in settings:
-            if not _same(settings[key], settings_again.get(key)):
+            if not _equal_records(settings[key], settings_again.get(key)):
                 yield f"parameter group {number} had {key}={_text(settings_again.get(key))} instead of {_text(settings[key])}"
 
 
 def generators_that_differ(first: ExecutionRecord, again: ExecutionRecord) -> list[str]:
     """Random generators whose final states differ between two executions, in words."""
-    names = [n for n, state in first.generators.items() if not _same(state, again.generators.get(n, state))]
+    names = [n for n, state in first.generators.items() if not _equal_records(state, again.generators.get(n, state))]
     return [f"{name} ended in another state" for name in names]
 
 
@@ -267,15 +267,17 @@ def settings_of_group(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value.detach().clone() if isinstance(value, Tensor) else value for key, value in numbers.items()}
 
 
-def _same(first: Any, second: Any) -> bool:
+def _equal_records(first: Any, second: Any) -> bool:
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         return torch.equal(first, second)
     if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
         return np.array_equal(first, second)
     if isinstance(first, Mapping) and isinstance(second, Mapping):
-        return first.keys() == second.keys() and all(_same(first[key], second[key]) for key in first)
+        return first.keys() == second.keys() and all(_equal_records(first[key], second[key]) for key in first)
     if isinstance(first, tuple) and isinstance(second, tuple):
-        return len(first) == len(second) and (first == second if len(first) > 100 else all(map(_same, first, second)))
+        return len(first) == len(second) and (
+            first == second if len(first) > 100 else all(map(_equal_records, first, second))
+        )
     return bool(first == second) or (first != first and second != second)
 
 

@@ -84,7 +84,7 @@ class LoopRecord:
         """
         by_name: dict[str, Path] = {}
         for path in dict.fromkeys((*self.values, *now.values)):
-            if not _same(self.values.get(path, Opaque), now.values.get(path, Opaque)):
+            if not _is_unchanged(self.values.get(path, Opaque), now.values.get(path, Opaque)):
                 by_name.setdefault(name_of(path), path)
         return [path for name, path in by_name.items() if not by_name.keys() & _wholes(name)]
 
@@ -189,7 +189,9 @@ class _Walk:
             self.values[path] = frozenset(part for part in value if isinstance(part, _PLAIN))
         else:
             inside = value.items() if isinstance(value, dict) else enumerate(value)
-            self.parts.append((f"{name}[]", [(_key(k, n), part) for n, (k, part) in enumerate(inside)], depth + 1))
+            self.parts.append(
+                (f"{name}[]", [(_key_or_number(k, n), part) for n, (k, part) in enumerate(inside)], depth + 1)
+            )
 
     def _inside(self, value: Any) -> Iterator[tuple[str, list[tuple[Any, Any]]]]:
         """Yield the parts of an object that is not a container, with the separator between the names."""
@@ -206,7 +208,7 @@ class _Walk:
             yield ".", [(key, part) for key, part in attributes_of(value).items() if not isinstance(part, _PLAIN)]
 
 
-def _key(key: Any, number: int) -> Any:
+def _key_or_number(key: Any, number: int) -> Any:
     return key if isinstance(key, (int, str)) else number
 
 
@@ -217,7 +219,7 @@ def _is_kept(tensor: Tensor) -> bool:
     return tensor.grad_fn is None and not tensor.is_meta and not tensor.is_inference()
 
 
-def _same(then: Any, now: Any) -> bool:
+def _is_unchanged(then: Any, now: Any) -> bool:
     if isinstance(then, weakref.ref) or isinstance(now, weakref.ref):
         return then is now  # a tensor has one reference as long as it exists
     if type(then) is not type(now) or isinstance(then, Opaque):

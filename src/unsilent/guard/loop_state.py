@@ -79,7 +79,7 @@ def variables_of_loop(frame: FrameType | None) -> LoopVariables:
 def variables_of_function(function: Callable[..., Any]) -> Variables:
     """Variables that a function can reach: its bound object, attributes, closure, defaults and globals."""
     if isinstance(function, functools.partial):
-        return {**_numbered(function.args), **function.keywords, **variables_of_function(function.func)}
+        return {**_arguments_by_number(function.args), **function.keywords, **variables_of_function(function.func)}
     if isinstance(function, MethodType):
         owner = function.__self__
         return {**variables_of_function(function.__func__), **attributes_of(owner), "self": owner}
@@ -87,7 +87,7 @@ def variables_of_function(function: Callable[..., Any]) -> Variables:
         return {**attributes_of(function), "self": function}
     result = {f"{function.__name__}.{key}": value for key, value in vars(function).items()}
     result.update(_globals_named(function.__code__, function.__globals__))
-    result.update(_numbered(function.__defaults__ or ()))
+    result.update(_arguments_by_number(function.__defaults__ or ()))
     result.update(function.__kwdefaults__ or {})
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # a variable that has no value yet
@@ -181,5 +181,5 @@ def _globals_named(code: CodeType, table: Mapping[str, Any]) -> dict[str, Any]:
     return {name: table[name] for name in sorted(global_names(code)) if name in table}
 
 
-def _numbered(values: tuple[Any, ...]) -> dict[str, Any]:
+def _arguments_by_number(values: tuple[Any, ...]) -> dict[str, Any]:
     return {f"argument {number}": value for number, value in enumerate(values)}

@@ -120,7 +120,7 @@ class GuardCallback(Callback):
         self._now.ends_epoch = loop._num_ready_batches_reached()
         self._now.outputs.append(outputs)
         self.guard.end()
-        if self._now.ends_epoch or _followed(trainer):
+        if self._now.ends_epoch or _may_be_followed(trainer):
             self.guard.check_pending_steps()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -154,7 +154,7 @@ class GuardCallback(Callback):
         return again
 
 
-def _followed(trainer: Any) -> bool:
+def _may_be_followed(trainer: Any) -> bool:
     """Whether validation or a checkpoint may follow directly after this batch."""
     saved = any(getattr(c, "_every_n_train_steps", 0) for c in trainer.checkpoint_callbacks)
     return bool(saved or trainer.fit_loop.epoch_loop._should_check_val_fx(trainer.fit_loop._data_fetcher))

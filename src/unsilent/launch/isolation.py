@@ -130,7 +130,7 @@ class Isolation:
         """Mark incidents of an earlier job that was not isolated as handled, without a reaction to them."""
         for incident in self._new_incidents():
             self._say(f"{incident.folder} is of an earlier job, and is left as it is")
-            self._handled(incident, EARLIER, incident.step, -1)
+            self._handle_incident(incident, EARLIER, incident.step, -1)
         write_record(self._path, self._record)
 
     def _answer_new(self) -> int | None:
@@ -142,7 +142,7 @@ class Isolation:
         for incident in self._new_incidents():
             verdict = stopping_verdict(incident)
             if verdict is None:
-                self._handled(incident, NONE, incident.step, -1)
+                self._handle_incident(incident, NONE, incident.step, -1)
                 write_record(self._path, self._record)
             else:
                 answer = max(answer or 0, self._answer(incident, verdict))
@@ -155,7 +155,7 @@ class Isolation:
         slot = record.slots[verdict.rank] if is_of_device else -1
         step = record.first_step + verdict.step
         is_repeated = any((incident.step, incident.slot) == (step, slot) for incident in record.handled)
-        self._handled(incident, kind, step, slot)
+        self._handle_incident(incident, kind, step, slot)
         is_of_load = kind == "checkpoint" or verdict.code == NO_OTHER_CHECKPOINT.code
         self._avoid(record.first_step if is_of_load else step)
         is_repeated = is_repeated or verdict.exit_code == CONFIRMED_EXIT_CODE
@@ -193,7 +193,7 @@ class Isolation:
         left_out = {slot, *self._record.active(self._host)}
         return len(set(range(self._job.ranks + self._job.spares)) - left_out) >= self._job.ranks
 
-    def _handled(self, incident: Incident, kind: str, step: int, slot: int) -> None:
+    def _handle_incident(self, incident: Incident, kind: str, step: int, slot: int) -> None:
         new = HandledIncident(folder=incident.folder.name, kind=kind, step=step, slot=slot)
         self._record = replace(self._record, handled=(*self._record.handled, new))
 

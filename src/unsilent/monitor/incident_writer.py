@@ -168,7 +168,7 @@ class IncidentWriter:
                 suspect=verdict.suspect, reason=verdict.reason, tensor=verdict.tensor,
                 host=verdict.host, device=verdict.device, world_size=started.world_size, time=verdict.time,
                 settings=started.settings, versions=started.versions, alarms=first, verdicts=(verdict,),
-                checkpoints=tuple(map(_saved, recent_saves())),
+                checkpoints=tuple(map(_saved_checkpoint, recent_saves())),
             )  # fmt: skip
             self._later(self._write_incident)
         digests = {name: _digest(state) for name, state in generator_states().items()}
@@ -200,10 +200,10 @@ class IncidentWriter:
             return
         try:
             if not self._batches:
-                self._write_tensors(STATE_FILE, _copied(STATE_FILE, state()))
+                self._write_tensors(STATE_FILE, _copy_on_cpu(STATE_FILE, state()))
                 since = self._again_from if self._again_from < step else None
                 self._part = replace(self._part, state_step=step, state_since=since)
-            self._batches.append(_copied(BATCH_FILE, batch))
+            self._batches.append(_copy_on_cpu(BATCH_FILE, batch))
             self._write_tensors(BATCH_FILE, list(self._batches))
         except Exception as error:
             self._is_step_known = True
@@ -333,7 +333,7 @@ def _digest(value: Any) -> str:
     return result.hexdigest()
 
 
-def _copied(name: str, value: Any) -> Any:
+def _copy_on_cpu(name: str, value: Any) -> Any:
     """A copy in CPU memory.
 
     Raises ``UsageError`` if the file of this name would be too large.
@@ -346,7 +346,7 @@ def _copied(name: str, value: Any) -> Any:
     return host_copy(value)
 
 
-def _saved(save: RecentSave) -> SavedCheckpoint:
+def _saved_checkpoint(save: RecentSave) -> SavedCheckpoint:
     manifest = save.manifest
     files = {name or save.path.name: manifest.files[name].xxh3_128 for name in list(manifest.files)[:MOST_EVENTS]}
     return SavedCheckpoint(

@@ -652,7 +652,7 @@ class Monitor:
         before = self._agreement.seconds_waited
         try:
             for rows in self._agreement.receive(seconds, self._collector.step):
-                self._take(rows)
+                self._act_on_rows(rows)
                 if self._is_off:
                     break
         except RanksApart as error:
@@ -661,7 +661,7 @@ class Monitor:
             waited = self._agreement.seconds_waited - before
             self._costs.fixed -= waited  # waiting for another rank does not count as the monitor's work
 
-    def _take(self, rows: list[RankRow]) -> None:
+    def _act_on_rows(self, rows: list[RankRow]) -> None:
         """Act on the rows of all ranks for one step."""
         if (gone := next((rank for rank, row in enumerate(rows) if row.failed or row.ended), None)) is not None:
             how = "failed" if rows[gone].failed else "ended"

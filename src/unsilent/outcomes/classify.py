@@ -41,7 +41,7 @@ class BatchOutcome(NamedTuple):
 
 def sample_count(judge: Judge, golden: Any, batch: Any) -> int:
     """Number of samples a judge sees in a batch; raises ``UsageError`` if it rejects the golden output."""
-    verdict = _judged(judge, golden, golden, batch)
+    verdict = _verdict_of_judge(judge, golden, golden, batch)
     if not len(verdict.incorrect):
         raise UsageError("a batch has no samples; leave empty batches out")
     if verdict.incorrect.any():
@@ -52,7 +52,7 @@ def sample_count(judge: Judge, golden: Any, batch: Any) -> int:
     return len(verdict.incorrect)
 
 
-def _judged(judge: Judge, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
+def _verdict_of_judge(judge: Judge, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
     """The verdict of a judge, converted from any form that `to_verdict` accepts."""
     return to_verdict(judge, judge(golden, faulty, batch))
 
@@ -77,7 +77,7 @@ def classify(judge: Judge, golden: Any, faulty: Any, batch: Any, samples: int) -
         if isinstance(judge, DecisionJudge) and same_shapes:
             verdict = judge.compare(*(host_rows(judge.decision_rows(x)) for x in (golden, faulty)))
         else:
-            verdict = _judged(judge, golden, faulty, batch)
+            verdict = _verdict_of_judge(judge, golden, faulty, batch)
     except Exception:
         if same_shapes:
             raise

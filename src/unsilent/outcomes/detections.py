@@ -47,7 +47,9 @@ class DetectionSet:
             raise UsageError(
                 f"{self!r}: {len(before)} golden images, {len(after)} faulty ones; the batch size must not change"
             )
-        unpaired = np.array([self._unpaired(*pair) for pair in zip(before, after, strict=True)], np.float64)
+        unpaired = np.array(
+            [self._share_without_partner(*pair) for pair in zip(before, after, strict=True)], np.float64
+        )
         return JudgeVerdict(unpaired > 0, unpaired)
 
     def _images(self, output: Any) -> list[tuple[NDArray[np.float64], NDArray[Any]]]:
@@ -77,7 +79,7 @@ class DetectionSet:
             images = list(zip(*images[0], strict=True))
         return [(boxes.astype(np.float64), scores.astype(np.float64), labels) for boxes, scores, labels in images]
 
-    def _unpaired(
+    def _share_without_partner(
         self, golden: tuple[NDArray[np.float64], NDArray[Any]], faulty: tuple[NDArray[np.float64], NDArray[Any]]
     ) -> float:
         """Share of an image's detections without a partner; 0 if the image has none."""

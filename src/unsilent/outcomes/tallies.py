@@ -139,7 +139,7 @@ class Tally:
         places = [distinct.setdefault(codes, len(distinct)) for codes in trials]
         all_codes, whole = list(distinct), sum(samples)
         step = max(1, AT_ONCE // whole)
-        parts = [_counted(all_codes[i : i + step], samples, unit) for i in range(0, len(distinct), step)]
+        parts = [_counts_by_outcome(all_codes[i : i + step], samples, unit) for i in range(0, len(distinct), step)]
         return cls(np.concatenate(parts)[places] if parts else np.zeros((0, len(Outcome)), np.int64))
 
     @classmethod
@@ -170,7 +170,7 @@ def _without_uncounted(codes: bytes, counted: str) -> bytes:
     return np.where(spared, np.uint8(Outcome.BENIGN), values).tobytes()
 
 
-def _counted(all_codes: Sequence[bytes], samples: Sequence[int], unit: str) -> NDArray[np.int64]:
+def _counts_by_outcome(all_codes: Sequence[bytes], samples: Sequence[int], unit: str) -> NDArray[np.int64]:
     codes = np.frombuffer(b"".join(all_codes), np.uint8).reshape(len(all_codes), sum(samples))
     if unit == "batch":
         starts = np.concatenate([[0], np.cumsum(samples)[:-1]])

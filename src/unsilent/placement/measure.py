@@ -308,13 +308,13 @@ class MeasuredTable:
 
     def measured(self, collective: str, traffic: Traffic) -> list[Measurement]:
         """Measurements of a collective over such a grouping, or none if it was not measured."""
-        return self._rows.get(_key(collective, traffic), [])
+        return self._rows.get(_cache_key(collective, traffic), [])
 
     @cached_property
     def _rows(self) -> dict[Key, list[Measurement]]:
         rows: dict[Key, list[Measurement]] = {}
         for row in self.sweep.rows:
-            rows.setdefault(_key(row.collective, _traffic(self.system, row.groups)), []).append(row)
+            rows.setdefault(_cache_key(row.collective, _traffic(self.system, row.groups)), []).append(row)
         return rows
 
     @cached_property
@@ -332,11 +332,11 @@ class MeasuredTable:
     def cost(self, collective: str, traffic: Traffic, payload: float) -> StepCost:
         """Predicted time of a collective, see `unsilent.placement.cost.CostModel.cost`."""
         modelled = AlphaBeta(self.system).cost(collective, traffic, payload)
-        line = self._lines.get(_key(collective, traffic))
+        line = self._lines.get(_cache_key(collective, traffic))
         return (
             modelled if line is None else replace(modelled, seconds=line[0] + line[1] * payload, algorithm="measured")
         )
 
 
-def _key(collective: str, traffic: Traffic) -> Key:
+def _cache_key(collective: str, traffic: Traffic) -> Key:
     return (collective, traffic.size, traffic.members, traffic.ring)

@@ -44,7 +44,7 @@ class Placement:
         rows = [self.matrix[self.axes.index(name)] for name in reduce]
         return tuple(prod(column) for column in zip(*rows, strict=True))
 
-    def _order(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _device_order(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shape of the devices by level and axis, and the permutation that sorts them by axis and level."""
         rows, levels = len(self.axes), len(self.matrix[0])
         shape = tuple(self.matrix[row][level] for level in range(levels) for row in range(rows))
@@ -52,7 +52,7 @@ class Placement:
 
     def grid(self) -> npt.NDArray[np.int64]:
         """Grid of device numbers, int64[sizes of the axes]."""
-        shape, order = self._order()
+        shape, order = self._device_order()
         return np.arange(prod(shape)).reshape(shape).transpose(order).reshape(self.sizes)
 
     def reduction_groups(self, reduce: Sequence[str]) -> npt.NDArray[np.int64]:
@@ -63,7 +63,7 @@ class Placement:
 
     def mesh_code(self, device_type: str = "cuda") -> str:
         """Python code that makes the device mesh in torch, for a training script."""
-        shape, order = self._order()
+        shape, order = self._device_order()
         long_axes = [at for at in order if shape[at] > 1]
         names = f"mesh_dim_names={self.axes!r}"
         if long_axes == sorted(long_axes):

@@ -54,7 +54,7 @@ def parse_topology(text: str, where: str) -> System:
     gpus = range(len(paths))
     if len(paths) == 1:
         return System("here", (Level("gpu", 1, *_PATHS["PHB"], link="pci"),), _SOURCE)
-    kinds = [kind for kind in _KINDS if any(_kind(paths[a][b]) == kind for a in gpus for b in gpus if a != b)]
+    kinds = [kind for kind in _KINDS if any(_link_kind(paths[a][b]) == kind for a in gpus for b in gpus if a != b)]
     partitions = [_components(paths, kinds[: number + 1]) for number in range(len(kinds))]
     levels: list[Level] = []
     finer: list[list[int]] = [[gpu] for gpu in gpus]
@@ -83,14 +83,14 @@ def _matrix(text: str, where: str) -> list[list[str]]:
         raise UsageError(f"{where} is not the output of nvidia-smi topo -m; expected its matrix with a row per GPU")
     for a, row in enumerate(rows):
         for b, path in enumerate(row[:count]):
-            if a != b and _kind(path) not in _KINDS:
+            if a != b and _link_kind(path) not in _KINDS:
                 raise UsageError(
                     f"{where}: unknown path {path[:40]!r} from GPU{a} to GPU{b}; expected one of NV#, {', '.join(_PATHS)}"
                 )
     return [row[:count] for row in rows]
 
 
-def _kind(path: str) -> str:
+def _link_kind(path: str) -> str:
     return "NV" if re.fullmatch(r"NV\d{1,4}", path) else path
 
 
@@ -99,7 +99,7 @@ def _components(paths: Sequence[Sequence[str]], kinds: Iterable[str]) -> list[li
     from scipy.sparse.csgraph import connected_components
 
     allowed = set(kinds)
-    joined = np.array([[_kind(path) in allowed for path in row] for row in paths])
+    joined = np.array([[_link_kind(path) in allowed for path in row] for row in paths])
     count, component = connected_components(joined, directed=False)
     return [np.flatnonzero(component == number).tolist() for number in range(count)]
 
@@ -122,5 +122,5 @@ def _level(name: str, kind: str, count: int, paths: Sequence[Sequence[str]]) -> 
     if kind != "NV":
         bandwidth, latency = _PATHS[kind]
         return Level(name, count, bandwidth, latency, shared_by=1 if name == "gpu" else 0, link="pci")
-    links = min(int(path[2:]) for row in paths for path in row if _kind(path) == "NV")
+    links = min(int(path[2:]) for row in paths for path in row if _link_kind(path) == "NV")
     return Level(name, count, links * _NVLINK, 3.4e-6, link="nvlink")

@@ -92,7 +92,7 @@ class ActivationDetector:
             parts = [reading.get(name) for reading in kinds[name.endswith(LATER)]]
             if any(part is None for part in parts):
                 continue
-            learnt, held_out = _split([part for part in parts if part is not None])
+            learnt, held_out = _split_samples([part for part in parts if part is not None])
             if len(learnt) < LEAST_SAMPLES * LEARNING_SHARE:
                 raise UsageError(
                     f"{self.name} was given {len(learnt) + len(held_out):,} clean samples; expected {LEAST_SAMPLES} or more"
@@ -224,7 +224,7 @@ class StackedLayers:
         return self._stacks[names]
 
 
-def _split(parts: Sequence[Floats]) -> tuple[Floats, Floats]:
+def _split_samples(parts: Sequence[Floats]) -> tuple[Floats, Floats]:
     """The samples to learn from, and the samples to standardise the scores.
 
     They come from different batches if there are several.

@@ -95,17 +95,17 @@ class LayerCosts:
         """The chosen layers, or none if no layer is a product."""
         every = sum(cost.multiplications for cost in self._runs.values())
         if every < SMALL * self._samples:
-            return ChosenLayers(_spread(list(self._every), MOST_LAYERS_OF_SMALL))
+            return ChosenLayers(_evenly_spread_names(list(self._every), MOST_LAYERS_OF_SMALL))
         tables = tuple(name for name, cost in self._runs.items() if cost.is_table)
         names = [name for name, cost in self._runs.items() if not cost.is_table]
         most = min(len(names), max(FEWEST_LAYERS, int(MEMORY_SHARE * weight_bytes / BYTES_OF_LAYER)))
         for count in range(most, FEWEST_LAYERS, -1):
-            modules = tables + _spread(names, count)
+            modules = tables + _evenly_spread_names(names, count)
             for stride in STRIDES:
                 cost = sum(self._runs[name].reading(stride) for name in modules)
                 if OPERATIONS_OF_SCORE + cost <= READING_SHARE * every:
                     return ChosenLayers(modules, stride)
-        return ChosenLayers(tables + _spread(names, FEWEST_LAYERS), STRIDES[-1])
+        return ChosenLayers(tables + _evenly_spread_names(names, FEWEST_LAYERS), STRIDES[-1])
 
 
 @dataclass
@@ -129,7 +129,7 @@ class _Cost:
         return OPERATIONS_OF_VALUE * values + OPERATIONS_OF_LAYER * self.runs
 
 
-def _spread(names: list[str], most: int) -> tuple[str, ...]:
+def _evenly_spread_names(names: list[str], most: int) -> tuple[str, ...]:
     """Names selected from a list at even distances, at most ``most`` and including the last one."""
     count = min(most, len(names))
     return tuple(names[(number + 1) * len(names) // count - 1] for number in range(count))
@@ -197,7 +197,7 @@ class LayerReaders:
         name = module_name(run)
         if name not in self._summed:
             self._summed[name] = sum_weights(module)
-        return _copied(checksum_reader(module, self._summed[name]))
+        return _reader_into_memory(checksum_reader(module, self._summed[name]))
 
 
 class Scratch:
@@ -229,12 +229,12 @@ def make_reader(kind: str, layer: LayerRun, seed: int = 0, stride: int = 1, scra
     if kind == CHECKSUM:
         compute = layer.compute
         if isinstance(compute, nn.Module):
-            return _copied(checksum_reader(compute, sum_weights(compute)))
-        return _copied(read_product)
-    return _copied(_read_range if kind == RANGE else _read_quantiles)
+            return _reader_into_memory(checksum_reader(compute, sum_weights(compute)))
+        return _reader_into_memory(read_product)
+    return _reader_into_memory(_read_range if kind == RANGE else _read_quantiles)
 
 
-def _copied(read: Callable[[LayerRun], Tensor]) -> Reader:
+def _reader_into_memory(read: Callable[[LayerRun], Tensor]) -> Reader:
     return lambda layer, memory: read(layer) if memory is None else memory.copy_(read(layer))
 
 

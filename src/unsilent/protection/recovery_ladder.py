@@ -124,7 +124,7 @@ def make_elsewhere(elsewhere: Callable[..., Any] | str | torch.device | None, mo
         origin = next((tensor.device for tensor in named_tensors(model).values()), torch.device("cpu"))
         moved = map_tensors((args, kwargs), lambda _, tensor: tensor.to(device))
         output = _method(twin, generates)(*moved[0], **moved[1])
-        return output if origin == device else _moved(output, origin)
+        return output if origin == device else _output_on_device(output, origin)
 
     return run
 
@@ -135,14 +135,14 @@ def _method(model: Any, generates: bool) -> Callable[..., Any]:
     return method
 
 
-def _moved(output: Any, device: torch.device) -> Any:
+def _output_on_device(output: Any, device: torch.device) -> Any:
     """The output with all its tensors on a device; its type is kept."""
     if isinstance(output, Tensor):
         return output.to(device)
     if isinstance(output, dict):
         moved = copy.copy(output)
         for key, value in output.items():
-            moved[key] = _moved(value, device)
+            moved[key] = _output_on_device(value, device)
         return moved
     return map_tensors(output, lambda _, tensor: tensor.to(device))
 

@@ -52,7 +52,7 @@ class WeightDetector:
 
     def check_tensors(self, model: nn.Module) -> None:
         """Raise ``UsageError`` if tensors of the model were replaced since the checksums were computed."""
-        if replaced := self._replaced(model):
+        if replaced := self._names_of_replaced_tensors(model):
             raise UsageError(
                 f"{replaced[0]} was replaced, added, removed or converted after {self.name} took its checksums, so that its "
                 "corruption would not be noticed; protect the model again"
@@ -64,14 +64,16 @@ class WeightDetector:
         Corruption of these tensors could not be distinguished from such changes.
         """
         assert self.integrity is not None, "calibrate comes first"
-        if changed := self._replaced(model) or list(dict.fromkeys(block.tensor for block in self.integrity.check())):
+        if changed := self._names_of_replaced_tensors(model) or list(
+            dict.fromkeys(block.tensor for block in self.integrity.check())
+        ):
             raise UsageError(
                 f"{', '.join(changed[:5])}{', …' if len(changed) > 5 else ''} changed while the model answered clean batches; "
                 f"{self.name} expects parameters and buffers that stay as they are: keep what changes in an attribute that is no "
                 f"buffer, or leave {self.kind} out"
             )
 
-    def _replaced(self, model: nn.Module) -> list[str]:
+    def _names_of_replaced_tensors(self, model: nn.Module) -> list[str]:
         """Names of the tensors that were added, removed or replaced since the checksums were computed."""
         now = _identities(model)
         return [name for name in self._taken | now if now.get(name) != self._taken.get(name)]

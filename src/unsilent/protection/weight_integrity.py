@@ -316,7 +316,7 @@ class WeightIntegrity:
         for device, numbers in of_device.items():
             differences |= {self._block(device, number): words for number, words in device.repair(numbers).items()}
         repaired = tuple(block for block in blocks if block in differences)
-        corrected = tuple(self._corrected(block, differences[block]) for block in repaired)
+        corrected = tuple(self._corrected_weights(block, differences[block]) for block in repaired)
         return Repair(repaired, tuple(block for block in blocks if block not in differences), corrected)
 
     def suspects(self, blocks: Iterable[Block]) -> tuple[CorruptedWeights, ...]:
@@ -337,7 +337,7 @@ class WeightIntegrity:
             result += [self._block(device, number) for number in device.bad_blocks(numbers)]
         return result
 
-    def _corrected(self, block: Block, differences: Tensor) -> CorruptedWeights:
+    def _corrected_weights(self, block: Block, differences: Tensor) -> CorruptedWeights:
         tensor = self._part(block).tensor
         size = tensor.element_size()
         inside = differences.view(torch.uint8)[: tensor.nbytes - block.start]

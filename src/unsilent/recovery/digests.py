@@ -123,7 +123,7 @@ def _in_order(values: Tensor, places: Sequence[int]) -> Tensor:
     return values[torch.tensor(places).argsort().to(values.device, non_blocking=True)]
 
 
-def _words(tensor: Tensor) -> Tensor:
+def _elements_as_integers(tensor: Tensor) -> Tensor:
     """The elements in order as integers of at most 32 bits each."""
     tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     dense = tensor.detach().contiguous()
@@ -132,7 +132,7 @@ def _words(tensor: Tensor) -> Tensor:
 
 
 def _large_digest(tensor: Tensor) -> Tensor:
-    words = _words(tensor)
+    words = _elements_as_integers(tensor)
     row = min(MOST_ROW, max(LEAST_ROW, 1 << (max(1, len(words)) // ROWS).bit_length()))
     total = words[:row].to(torch.int64, copy=True)
     for part in words[row:].split(row):
@@ -146,7 +146,7 @@ def _large_digest(tensor: Tensor) -> Tensor:
 
 def _small_digests(tensors: Sequence[Tensor]) -> Tensor:
     """Digests of small tensors of one dtype, computed together to save calls."""
-    words = [_words(tensor) for tensor in tensors]
+    words = [_elements_as_integers(tensor) for tensor in tensors]
     device = words[0].device
     ends = torch.tensor([len(part) for part in words]).cumsum(0) - 1
     weights = _weights(LEAST_ROW, device)

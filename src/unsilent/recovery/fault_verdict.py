@@ -100,7 +100,7 @@ def _of_executions(evidence: Evidence) -> Decision:
             "an operation that the device computed twice from the same inputs had two results"
         )
     is_exact = evidence.tolerance == 0 and all(execution.digest for execution in same)
-    groups = Counter(_key(execution, is_exact) for execution in same)
+    groups = Counter(_key_of_results(execution, is_exact) for execution in same)
     if len(groups) > 1:
         return _of_varying(evidence, same, max(groups.values()), len(groups))
     if same[0].has_alarm:
@@ -227,7 +227,7 @@ def _select(evidence: Evidence, place: str, start: str = LIVE, dtype: str = "") 
     return [each for each in evidence.executions if (each.place, each.start, each.dtype) == wanted]
 
 
-def _key(execution: Execution, is_exact: bool) -> tuple[str, bool, bool | None]:
+def _key_of_results(execution: Execution, is_exact: bool) -> tuple[str, bool, bool | None]:
     """A key that is equal for executions with matching results."""
     return execution.digest if is_exact else "", execution.has_alarm, execution.is_equal
 

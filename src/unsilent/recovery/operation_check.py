@@ -79,7 +79,11 @@ class OperationCheck(StepInjection):
         results = _results(func, call[1], call[2], result)
         if not results:
             return
-        wide_inputs = None if self.overflowed or is_random or not _is_finite(operands_of(*inputs)) else _widened(inputs)
+        wide_inputs = (
+            None
+            if self.overflowed or is_random or not _is_finite(operands_of(*inputs))
+            else _arguments_in_float64(inputs)
+        )
         again = map_tensors(inputs, lambda _, t: t.clone()) if written_by(func, *inputs) else inputs
         if not self.differing:
             second = _results(func, again[0], again[1], func(*again[0], **again[1]))
@@ -123,7 +127,7 @@ def _results(func: Any, args: Any, kwargs: Any, result: Any) -> Sequence[Tensor]
     return [t for t in outputs if t.is_floating_point() and t.numel()]
 
 
-def _widened(inputs: tuple[Any, Any]) -> tuple[Any, Any]:
+def _arguments_in_float64(inputs: tuple[Any, Any]) -> tuple[Any, Any]:
     """The arguments converted to float64, including requested dtypes."""
     args, kwargs = map_tensors(inputs, lambda _, t: t.to(torch.float64, copy=True) if t.dtype in NARROW else t.clone())
     return tuple(map(_wide_dtype, args)), {key: _wide_dtype(value) for key, value in kwargs.items()}

@@ -78,7 +78,7 @@ class Parcel:
         packer = _Packer(stream := io.BytesIO())
         packer.dump(value)
         self.content, self.tensors = stream.getvalue(), packer.tensors
-        self.kinds = [_kind(tensor) for tensor in packer.tensors]
+        self.kinds = [_kind_of_tensor(tensor) for tensor in packer.tensors]
 
 
 class _Packer(pickle.Pickler):
@@ -102,7 +102,7 @@ class _Unpacker(pickle.Unpickler):
         return self._tensors[number]
 
 
-def _kind(tensor: Tensor) -> _Kind:
+def _kind_of_tensor(tensor: Tensor) -> _Kind:
     return tensor.dtype, tuple(tensor.shape), tensor.device.type != "cpu", tensor.requires_grad
 
 

@@ -47,7 +47,7 @@ class StagedCopy:
 
         Work that is launched afterwards on the current stream may change the tensors.
         """
-        if [_kind(t) for t in self._buffers] != [_kind(t) for t in tensors]:
+        if [_kind_of_tensor(t) for t in self._buffers] != [_kind_of_tensor(t) for t in tensors]:
             if self._last is not None:
                 self._last.synchronize()
             self._buffers = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in tensors]
@@ -71,7 +71,7 @@ class StagedCopy:
             return self._stream.record_event()
 
 
-def _kind(tensor: Tensor) -> tuple[Any, ...]:
+def _kind_of_tensor(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tensor.shape, tensor.stride(), tensor.device
 
 
@@ -267,7 +267,7 @@ class _Slot:
         if self._where == "host":
             return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, pin_memory=t.is_cuda) for t in tensors]
         sizes = [_room(t) for t in tensors]
-        storage = _mapped(max(1, sum(sizes)))
+        storage = _memory_in_unnamed_file(max(1, sum(sizes)))
         result, place = [], 0
         for tensor, size in zip(tensors, sizes, strict=True):
             flat = torch.empty(0, dtype=tensor.dtype)
@@ -301,7 +301,7 @@ def check_room(tensors: Sequence[Tensor], count: int, where: SnapshotLocation) -
             )
 
 
-def _mapped(size: int) -> torch.UntypedStorage:
+def _memory_in_unnamed_file(size: int) -> torch.UntypedStorage:
     """Memory in an unnamed file, which the system deletes when the process ends."""
     handle, path = tempfile.mkstemp(prefix="unsilent-ring-")
     try:

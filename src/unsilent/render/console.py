@@ -51,13 +51,13 @@ def print_columns(console: Console, names: Sequence[str], rows: Sequence[Sequenc
     """Print a table in plain mode."""
     from rich.text import Text
 
-    table = [[_joined(cell) for cell in row] for row in (names, *rows)]
+    table = [[_cell_as_word(cell) for cell in row] for row in (names, *rows)]
     widths = [max(len(line[i]) for line in table) for i in range(len(names))]
     for line in table:
         text = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         console.print(Text(text), soft_wrap=True)
 
 
-def _joined(cell: str) -> str:
+def _cell_as_word(cell: str) -> str:
     """The text of a cell as one word: ``_`` for each space, and ``-`` for an empty cell."""
     return "_".join(cell.replace("< ", "<").replace(" %", "%").split()) or "-"

@@ -65,21 +65,21 @@ def _scatter(axes: Any, trace: Figure, ends: dict[float, float]) -> Any:
     marker = trace.get("marker", {})
     if "markers" in trace["mode"] and marker.get("opacity", 1):
         _markers(axes, x, y, marker)
-        symbol, tone, size = (next(iter(_each(marker, name, 1)), DEFAULTS[name]) for name in DEFAULTS)
+        symbol, tone, size = (next(iter(_list_for_each_mark(marker, name, 1)), DEFAULTS[name]) for name in DEFAULTS)
         mark, face = _symbol(symbol, colour(tone))
         edge = {"markerfacecolor": face, "markeredgecolor": colour(tone)}
         handle.set(marker=mark, markersize=min(size, 12) * POINTS, **edge)
     return handle
 
 
-def _each(marker: Figure, name: str, count: int) -> list[Any]:
+def _list_for_each_mark(marker: Figure, name: str, count: int) -> list[Any]:
     """The symbol, colour or size of each mark, as a list."""
     value = marker.get(name, DEFAULTS[name])
     return [value] * count if isinstance(value, (str, int, float)) else list(value)
 
 
 def _markers(axes: Any, x: Any, y: Any, marker: Figure) -> None:
-    looks = list(zip(*(_each(marker, name, len(x)) for name in DEFAULTS), strict=True))
+    looks = list(zip(*(_list_for_each_mark(marker, name, len(x)) for name in DEFAULTS), strict=True))
     edge = marker.get("line", {})
     for symbol, tone, size in dict.fromkeys(looks):
         numbers = [number for number, look in enumerate(looks) if look == (symbol, tone, size)]

@@ -59,7 +59,9 @@ def report_as_preformatted_html(report: Report) -> str:
 
 def _columns(table: Table, console: Console) -> None:
     names = machine_names(table)
-    lines = [[_plain(result.get(name)) for name in names] for result in (row_object(table, row) for row in table.rows)]
+    lines = [
+        [_plain_number(result.get(name)) for name in names] for result in (row_object(table, row) for row in table.rows)
+    ]
     print_columns(console, names, lines)
 
 
@@ -68,7 +70,7 @@ def machine_names(table: Table) -> list[str]:
     return [n for c in table.columns if not c.priority for n in (LIMITS if c.kind == "estimate" else [c.name])]
 
 
-def _plain(value: object) -> str:
+def _plain_number(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}" if value == value else ""
     return "" if value is None else escape_unprintable(str(value))

@@ -104,7 +104,7 @@ def _differences(spec: ReplicaSpec, store: ReplicaStore, switches: Switches, cou
     floor = Floor(store, switches)
     null = floor.null_comparisons(range(count))
     rows = list(store.runs_with_switches(switches, count))
-    windows = [_windowed(row.losses) - _windowed(floor.twin.losses) for row in rows]
+    windows = [_means_of_windows(row.losses) - _means_of_windows(floor.twin.losses) for row in rows]
     band = np.abs(np.array(windows)).max(0)
     if not np.isfinite(band).all():
         raise UsageError(
@@ -179,7 +179,7 @@ class NoiseFloorTest:
         return result.p is None or result.p <= LEVEL * (1 + 1e-9)  # without noise every difference is beyond noise
 
 
-def _windowed(losses: Floats) -> Floats:
+def _means_of_windows(losses: Floats) -> Floats:
     """Means of consecutive windows of ``WINDOW`` steps.
 
     The last window may be shorter.

@@ -50,18 +50,20 @@ def run_replicas(
     ) as running:
         trained: ReplicaBaseline = running.establish_baseline()  # type: ignore[assignment]
         store.bind_campaign(spec, trained)
-        replicas = sorted(dict.fromkeys(wanted(trained)), key=_order)
+        replicas = sorted(dict.fromkeys(wanted(trained)), key=_run_sort_key)
         store.record_budget(1 + max((replica.number for replica in replicas), default=0), command)
         if replica_request is not None:
             store.record_request(replica_request)
         run_trials([r.trial for r in replicas if r.switches == Switches()], running, store, observer)
         after_control_runs()
         run_trials([r.trial for r in replicas], running, store, observer)
-        run_trials([look.trial for look in sorted(dict.fromkeys(step_traces()), key=_order)], running, store, observer)
+        run_trials(
+            [look.trial for look in sorted(dict.fromkeys(step_traces()), key=_run_sort_key)], running, store, observer
+        )
     return trained
 
 
-def _order(requested: Replica | StepTraceId) -> tuple[object, ...]:
+def _run_sort_key(requested: Replica | StepTraceId) -> tuple[object, ...]:
     """The sort key of a run.
 
     Runs with the same environment come one after the other, so that they share a process.

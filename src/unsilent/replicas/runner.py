@@ -264,7 +264,7 @@ class ReplicaRunner(Runner[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
             state = self._start(wanted.replica)
             for _ in range(wanted.step):
                 self.workload.step(state)
-            kind = digest_unordered if wanted.unordered else _ordered
+            kind = digest_unordered if wanted.unordered else _digest_of_order
             flow, before = DataflowRecorder(state.model, kind), _digests(state, kind)
             try:
                 with flow:
@@ -372,7 +372,7 @@ def _quick_hash(state: TrainingState) -> int:
     return int(tensors_hasher(model_tensors(state.model).values()).intdigest())
 
 
-def _ordered(tensor: Tensor) -> int:
+def _digest_of_order(tensor: Tensor) -> int:
     return digest([tensor])
 
 

@@ -156,7 +156,7 @@ def signed(difference: EstimateWithLimits, scale: float = 100.0) -> EstimateText
         exact = _sign(f"{scale * estimate:.4g}")
         return EstimateText(exact, exact, exact, exact=True)
     places = _places((high - low) * scale / 2)
-    value = NO_TRIAL if estimate is None else _sign(_rounded(estimate * scale, places))
+    value = NO_TRIAL if estimate is None else _sign(_rounded_text(estimate * scale, places))
     lower, upper = _text(low * scale, places, ROUND_FLOOR), _text(high * scale, places, ROUND_CEILING)
     return EstimateText(value, _sign(lower), _sign(upper))
 
@@ -206,7 +206,7 @@ def share_of_estimate_text(row_share: float, estimate: float, low: float, high: 
     value = estimate * row_share * 100.0
     if low == high:  # not an estimate
         return f"{value:.4g}"
-    return "0" if value < 1e-12 else _rounded(value, _places((high - low) * 100.0 / 2))
+    return "0" if value < 1e-12 else _rounded_text(value, _places((high - low) * 100.0 / 2))
 
 
 def duration_text(value: float) -> str:
@@ -349,7 +349,7 @@ def _places_needed(value: float, places: int) -> int:
     return next(p for p in range(places, places + 400) if abs(round(value, p) - value) <= MOST_OFF * abs(value))
 
 
-def _rounded(value: float, places: int) -> str:
+def _rounded_text(value: float, places: int) -> str:
     return _text(value, _places_needed(value, places), ROUND_HALF_EVEN)
 
 

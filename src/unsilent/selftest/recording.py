@@ -113,8 +113,8 @@ def _training_step(name: str, device: str) -> _TrainingStep:
 
 def _record(path: str | Path, step: _Step, text: dict[str, str], batch: Any, device: str) -> None:
     arrays: dict[str, Tensor] = {}
-    before = _encoded(step.snapshot(), arrays)
-    state = _decoded(before, arrays)
+    before = _encode_value(step.snapshot(), arrays)
+    state = _decode_value(before, arrays)
     answers = _answers(step, state)
     if difference := first_snapshot_difference(answers, _answers(step, state)):
         raise UsageError(
@@ -124,7 +124,7 @@ def _record(path: str | Path, step: _Step, text: dict[str, str], batch: Any, dev
     content = {
         **text,
         "before": before,
-        "batch": _encoded(batch, arrays),
+        "batch": _encode_value(batch, arrays),
         "environment": environment(device),
         "threads": torch.get_num_threads(),
         "hashes": {name: _hash(tensor) for name, tensor in answers.items()},
@@ -174,9 +174,9 @@ def load_recording(path: str | Path, device: str, code: str | None = None) -> Re
     with _FILE.reading(path) as (text, arrays):
         if (here := environment(device)) != text["environment"]:
             raise UsageError(f"it was recorded on {text['environment']}, and bits differ on {here}; record it there")
-        before, name = _decoded(text["before"], arrays), text["training"]
+        before, name = _decode_value(text["before"], arrays), text["training"]
         after = {key.removeprefix("after/"): tensor for key, tensor in arrays.items() if key.startswith("after/")}
-        batch = place(_decoded(text["batch"], arrays), device, None)
+        batch = place(_decode_value(text["batch"], arrays), device, None)
         threads, hashes = int(text["threads"]), dict(text["hashes"])
         if set(hashes) != set(after) or not 1 <= threads <= MOST_THREADS:
             raise ValueError("its hashes are not those of its tensors, or it has no number of threads")
@@ -208,7 +208,7 @@ def _hash(tensor: Tensor) -> str:
     return hash_elements([content_of(tensor)], dtype_name(tensor.dtype), tuple(tensor.shape)).xxh3_128
 
 
-def _encoded(value: Any, arrays: dict[str, Tensor]) -> Any:
+def _encode_value(value: Any, arrays: dict[str, Tensor]) -> Any:
     """A nested value as JSON, which keeps tuples and whole numbers as keys.
 
     Its tensors are added to ``arrays``.
@@ -217,9 +217,11 @@ def _encoded(value: Any, arrays: dict[str, Tensor]) -> Any:
         arrays[name := str(len(arrays))] = value.detach().cpu().contiguous().clone()
         return {"tensor": name}
     if isinstance(value, Mapping) and all(isinstance(key, (str, int)) for key in value):
-        return {"items": [[key, _encoded(part, arrays)] for key, part in value.items()]}
+        return {"items": [[key, _encode_value(part, arrays)] for key, part in value.items()]}
     if isinstance(value, (list, tuple)):
-        return {type(value).__name__ if type(value) in (list, tuple) else "tuple": [_encoded(v, arrays) for v in value]}
+        return {
+            type(value).__name__ if type(value) in (list, tuple) else "tuple": [_encode_value(v, arrays) for v in value]
+        }
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise UsageError(
@@ -227,14 +229,14 @@ def _encoded(value: Any, arrays: dict[str, Tensor]) -> Any:
     )
 
 
-def _decoded(value: Any, arrays: Mapping[str, Tensor]) -> Any:
-    """The value from which `_encoded` made JSON."""
+def _decode_value(value: Any, arrays: Mapping[str, Tensor]) -> Any:
+    """The value from which `_encode_value` made JSON."""
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
     if kind == "tensor":
         return arrays[content]
     if kind == "items":
-        return {key: _decoded(part, arrays) for key, part in content}
-    parts = [_decoded(part, arrays) for part in content]
+        return {key: _decode_value(part, arrays) for key, part in content}
+    parts = [_decode_value(part, arrays) for part in content]
     return parts if kind == "list" else tuple(parts)

@@ -58,7 +58,7 @@ def content_hashes(tensors: Iterable[Tensor]) -> list[ContentHash]:
 
 def device_hash(tensor: Tensor) -> Tensor:
     """The hash of a tensor's bits in logical order, as an int64 scalar on its device, without synchronisation."""
-    words = _words(tensor)
+    words = _words_in_order(tensor)
     factors = _factors(words.device)
     total = torch.zeros((), dtype=torch.int64, device=words.device)
     for number, chunk in enumerate(words.split(CHUNK)):
@@ -84,7 +84,7 @@ def _factors(device: torch.device) -> Tensor:
     return torch.from_numpy((drawn | np.uint64(1)).view(np.int64)).to(device)
 
 
-def _words(tensor: Tensor) -> Tensor:
+def _words_in_order(tensor: Tensor) -> Tensor:
     """The bytes of a tensor in logical order as int32 words, padded with zeros; a view if possible."""
     dense = tensor.detach()
     dense = torch.view_as_real(dense.resolve_conj()) if dense.dtype.is_complex else dense

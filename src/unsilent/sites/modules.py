@@ -80,11 +80,12 @@ def copied(model: nn.Module) -> nn.Module:
         return copy.deepcopy(model)
     except Exception as error:  # attributes of user code can raise any error
         raise UsageError(
-            f"the model cannot be copied: {_uncopied(model)} ({kind_and_line(error)}); expected a model that copy.deepcopy copies"
+            f"the model cannot be copied: {_attribute_that_cannot_be_copied(model)} "
+            f"({kind_and_line(error)}); expected a model that copy.deepcopy copies"
         ) from None
 
 
-def _uncopied(model: nn.Module) -> str:
+def _attribute_that_cannot_be_copied(model: nn.Module) -> str:
     """Description of the first attribute that cannot be copied."""
     for name, module in named_modules(model):
         for key, value in vars(module).items():

@@ -65,8 +65,8 @@ class Survey:
             self._look([o for o in OPERANDS[1:] if any("/" in a.glob for a in parsed)])
         chosen: dict[TransientKey, Region] = {}
         for address in parsed:
-            for key, region in self._indexed(address, set(self._matching(address))):
-                chosen[key] = _joined(chosen[key], region) if key in chosen else region
+            for key, region in self._regions_at_index(address, set(self._matching(address))):
+                chosen[key] = _joined_region(chosen[key], region) if key in chosen else region
         return tuple(chosen[key] for key in self._regions if key in chosen)
 
     def has_site_of(self, step: int, fault: Fault) -> bool:
@@ -118,7 +118,7 @@ class Survey:
             address = replace(address, glob=f"{address.glob}/*")
         return [names[name] for name in address.matching(names)]
 
-    def _indexed(self, address: Address, sites: set[SiteName]) -> list[tuple[TransientKey, Region]]:
+    def _regions_at_index(self, address: Address, sites: set[SiteName]) -> list[tuple[TransientKey, Region]]:
         """The regions of these sites, limited to the address's index; batches too small for the index are left out."""
         matching = [(key, region) for key, region in self._regions.items() if key.site in sites]
         if address.index is None:
@@ -147,7 +147,7 @@ def own_elements(tensor: Tensor) -> NDArray[np.int64] | None:
         return None if torch._debug_has_internal_overlap(tensor) == 0 else distinct_elements(tensor)
 
 
-def _joined(first: Region, second: Region) -> Region:
+def _joined_region(first: Region, second: Region) -> Region:
     if first.elements is None or second.elements is None:
         return first if first.elements is None else second
     return replace(first, elements=np.union1d(first.elements, second.elements))

@@ -157,10 +157,10 @@ def make_targets(
         for piece in _pieces(region, site, component_of(site, components), per, strata, share):
             for part in _by_sign(piece, below):
                 by_name.setdefault(part.name, []).append(part)
-    return tuple(_joined(pieces) for pieces in by_name.values())
+    return tuple(_joined_target(pieces) for pieces in by_name.values())
 
 
-def _joined(pieces: Sequence[Target]) -> Target:
+def _joined_target(pieces: Sequence[Target]) -> Target:
     regions = tuple(region for piece in pieces for region in piece.regions)
     return replace(pieces[0], regions=regions, share=sum(piece.share for piece in pieces))
 

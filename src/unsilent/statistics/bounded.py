@@ -115,7 +115,7 @@ def ratio_of_means(
     def limit(p: float, worst: float, quantile: float) -> float:
         """A limit of the `bounded_mean` interval for a given ratio p."""
         stratum = Stratum.of(np.clip(part / most + p * (1 - whole / most), 0, 1))
-        value = dirichlet_mean_quantile(*_merged(stratum.values, stratum.counts, worst), quantile)
+        value = dirichlet_mean_quantile(*_merged_values(stratum.values, stratum.counts, worst), quantile)
         return max(value, stratum.mean) if worst else min(value, stratum.mean)
 
     low, high = limit(0.0, 0.0, tail), limit(1.0, 1.0, 1 - tail)
@@ -141,13 +141,13 @@ def stratified(strata: Iterable[Stratum], confidence: float = 0.95) -> Interval:
     if not known:
         return Interval(None, 0.0, 1.0, confidence, 0, label)
     seen = min(1.0, math.fsum(s.weight for s in known))
-    result = _known(known, seen, confidence, label)
+    result = _interval_of_known_strata(known, seen, confidence, label)
     if len(known) == len(strata):
         return result
     return replace(result, estimate=None, high=min(1.0, result.high + 1 - seen))
 
 
-def _known(strata: Sequence[Stratum], seen: float, confidence: float, label: str) -> Interval:
+def _interval_of_known_strata(strata: Sequence[Stratum], seen: float, confidence: float, label: str) -> Interval:
     """The interval like in `stratified` for strata that all have trials, whose weights sum to ``seen``."""
     n = sum(s.n for s in strata)
     rates = [s.weight * n / s.n for s in strata]
@@ -160,12 +160,12 @@ def _known(strata: Sequence[Stratum], seen: float, confidence: float, label: str
     best = min(offset - rate * s.expected_mean for rate, s in zip(rates, strata, strict=True))
     estimate = min(seen, math.fsum(s.weight * s.mean for s in strata))
     tail = (1 - confidence) / 2
-    low = dirichlet_mean_quantile(*_merged(values, counts, best), tail)
-    high = dirichlet_mean_quantile(*_merged(values, counts, worst), 1 - tail)
+    low = dirichlet_mean_quantile(*_merged_values(values, counts, best), tail)
+    high = dirichlet_mean_quantile(*_merged_values(values, counts, worst), 1 - tail)
     return Interval(estimate, max(0.0, min(low, estimate)), min(seen, max(high, estimate)), confidence, n, label)
 
 
-def _merged(values: Floats, counts: Floats, extra: float) -> tuple[Floats, Floats]:
+def _merged_values(values: Floats, counts: Floats, extra: float) -> tuple[Floats, Floats]:
     """Distinct values with their counts, after one trial of value ``extra`` was added."""
     distinct, where = np.unique(np.append(values, extra), return_inverse=True)
     return distinct, np.bincount(where, np.append(counts, 1.0)).astype(np.float64)

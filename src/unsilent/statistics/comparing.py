@@ -30,8 +30,8 @@ def difference(first: Interval, second: Interval) -> Interval:
     0.0439
     """
     _alike(first, second)
-    low = _part(first, second, -1, first.low, second.high)
-    high = _part(first, second, 1, first.high, second.low)
+    low = _limit_of_difference(first, second, -1, first.low, second.high)
+    high = _limit_of_difference(first, second, 1, first.high, second.low)
     estimate = None if first.estimate is None or second.estimate is None else first.estimate - second.estimate
     return Interval(estimate, low, high, first.confidence, min(first.n, second.n), "difference (Zou & Donner)")
 
@@ -47,7 +47,9 @@ def joint_differences(pairs: Sequence[tuple[Counts, Counts]], confidence: float 
     return [replace(d, confidence=confidence, method=f"{d.method}, joint over {len(pairs)}") for d in result]
 
 
-def _part(first: Interval, second: Interval, sign: int, first_limit: float, second_limit: float) -> float:
+def _limit_of_difference(
+    first: Interval, second: Interval, sign: int, first_limit: float, second_limit: float
+) -> float:
     """One limit of the difference of two rates, from their intervals and estimates."""
     if first.estimate is None or second.estimate is None:
         return first_limit - second_limit

@@ -97,7 +97,7 @@ def noise_verdicts(
         _Family(tested_questions, measures, level, correction, size, fitted).verdicts() if tested_questions else []
     )
     return [
-        _untested(*question, measures, level, size) if bits else next(tested)
+        _verdict_without_test(*question, measures, level, size) if bits else next(tested)
         for question, bits in zip(questions, by_bits, strict=True)
     ]
 
@@ -136,8 +136,8 @@ class _Family:
         """The verdict on each run, in order."""
         raw = [self._p(observed, null) for observed, null in self.questions]
         p = np.array([p_values for p_values, _ in raw])
-        runs, single = self._corrected(p)
-        equivalence = self._adjusted([within for _, within in raw])
+        runs, single = self._corrected_p_values(p)
+        equivalence = self._corrected_for_all_runs([within for _, within in raw])
         return [
             self._verdict(question, p[i], runs[i], single[i], equivalence[i])
             for i, question in enumerate(self.questions)
@@ -156,17 +156,17 @@ class _Family:
             x, clean, self.measures
         )
 
-    def _adjusted(self, p: list[float]) -> list[float]:
+    def _corrected_for_all_runs(self, p: list[float]) -> list[float]:
         """P values corrected for all runs of the study; runs not given here count as not significant."""
         whole = [*p, *[1.0] * (self.size - len(p))]
         return (holm(whole) if self.correction == "holm" else benjamini_hochberg(whole))[: len(p)]
 
-    def _corrected(self, p: NDArray[np.float64]) -> tuple[list[float], NDArray[np.float64]]:
+    def _corrected_p_values(self, p: NDArray[np.float64]) -> tuple[list[float], NDArray[np.float64]]:
         """Corrected p values of the runs, and of single measures, float64[runs, measures]."""
         if self.correction == "holm":
             single = step_down(p, self.size)
             return [float(row.min()) for row in single], single
-        runs = self._adjusted([float(row.min()) for row in p])
+        runs = self._corrected_for_all_runs([float(row.min()) for row in p])
         # Measures of significant runs are tested at the level times the share of significant runs (Benjamini & Bogomolov 2014).
         largest = max(1, sum(_below(run_p, self.level) for run_p in runs))
         return runs, np.minimum(1.0, p * self.size / largest)
@@ -181,7 +181,7 @@ class _Family:
     ) -> NoiseVerdict:
         observed, null = question
         if observed.same_bits:
-            return _untested(observed, null, self.measures, self.level, self.size)
+            return _verdict_without_test(observed, null, self.measures, self.level, self.size)
         findings = tuple(
             measure_result(observed, null, m, _below(float(single[k]), self.level), float(p[k]), float(single[k]))
             for k, m in enumerate(self.measures)
@@ -225,7 +225,7 @@ def step_down(p: NDArray[np.float64], runs: int) -> NDArray[np.float64]:
     return adjusted
 
 
-def _untested(
+def _verdict_without_test(
     observed: RunComparison, null: NullDistribution, measures: Sequence[Measure], level: float, tests: int
 ) -> NoiseVerdict:
     """The verdict without a test, for a run with equal bits or clean comparisons without noise."""

@@ -20,7 +20,7 @@ from unsilent.basics.interval import Interval as Interval
 
 def clopper_pearson(events: float, n: float, confidence: float = 0.95) -> Interval:
     """The Clopper-Pearson interval for a share of events; ``events`` and ``n`` may be real numbers."""
-    events = _checked(events, n, confidence)
+    events = _checked_events(events, n, confidence)
     if n == 0:
         return Interval(None, 0.0, 1.0, confidence, 0, "Clopper-Pearson")
     tail, share = (1 - confidence) / 2, events / n
@@ -56,7 +56,7 @@ def normal_quantile(confidence: float) -> float:
     return float(ndtri((1 + confidence) / 2))
 
 
-def _checked(events: float, n: float, confidence: float) -> float:
+def _checked_events(events: float, n: float, confidence: float) -> float:
     """The number of events, clipped to [0, n] against rounding errors."""
     check_confidence(confidence)
     slack = 1e-9 * max(n, 1.0)

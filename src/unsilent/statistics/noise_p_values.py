@@ -102,7 +102,7 @@ class FittedNull:
             )
         self._measures, self._n = measures, null.n
         values = null.values(measures)
-        self._clean = [_scaled(values[:, k], m, len(measures)) for k, m in enumerate(measures)]
+        self._clean = [_clean_values_on_normal_scale(values[:, k], m, len(measures)) for k, m in enumerate(measures)]
 
     def beyond_noise_p_values(self, observed: Floats) -> Floats:
         """P values like those of the function `beyond_noise_p_values`, with a Bonferroni correction."""
@@ -136,7 +136,7 @@ class FittedNull:
         return float(stdtr(self._n - 1, (float(clean.mean()) - y) / spread))
 
 
-def _scaled(clean: Floats, measure: Measure, count: int) -> Floats:
+def _clean_values_on_normal_scale(clean: Floats, measure: Measure, count: int) -> Floats:
     """The clean values on the scale on which they should be normal; raises ``UsageError`` if they are not."""
     from scipy.stats import shapiro  # slow to load
 

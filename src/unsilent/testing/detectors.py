@@ -43,7 +43,7 @@ def clean_batches(count: int, seed: int = 0) -> list[Tensor]:
     return [torch.randn(20, 6, 16, generator=generator) for _ in range(count)]
 
 
-def _same(first: Tensor | None, second: Tensor | None) -> bool:
+def _equal_tensors(first: Tensor | None, second: Tensor | None) -> bool:
     return first is not None and second is not None and torch.equal(first, second)
 
 
@@ -88,7 +88,7 @@ class DetectorContract(ABC):
         changed = [name for name, module in model.named_modules() if module.training]
         assert not changed, f"calibrate leaves these modules in training mode: {changed}"
         before, after = expected.state_dict(), model.state_dict()
-        changed = [name for name in before | after if not _same(before.get(name), after.get(name))]
+        changed = [name for name in before | after if not _equal_tensors(before.get(name), after.get(name))]
         assert not changed, f"calibrate changes these tensors of the model: {changed}"
         assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 

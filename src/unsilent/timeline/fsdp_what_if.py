@@ -38,7 +38,7 @@ def sharded_change(text: str, replay: Replay, gaps: Floats) -> Change:
     """
     word, _, value = text.partition("=")
     if word.startswith("fsdp "):
-        least, change = (2, _wrapped) if word == "fsdp wrap" else (1, _prefetched)
+        least, change = (2, _change_of_wrapping) if word == "fsdp wrap" else (1, _change_of_prefetching)
         count = parse_whole_number(value) or 0
         if not least <= count <= MOST_UNITS:
             raise wrong_value_error(f"--what-if {word}", value, f"a whole number from {least} to {MOST_UNITS:,}")
@@ -49,7 +49,9 @@ def sharded_change(text: str, replay: Replay, gaps: Floats) -> Change:
     job, operations, changed = replay.job, replay.job.operations, replay.durations.copy()
     if word == "reshard_after_forward":
         return _without_second_gather(replay, gaps)
-    scatters = _named(job, _SCATTERS) & (operations.kind == COLLECTIVE) & (operations.size > 0) & (changed > 0)
+    scatters = (
+        _matches_pattern(job, _SCATTERS) & (operations.kind == COLLECTIVE) & (operations.size > 0) & (changed > 0)
+    )
     _expect(scatters, "reduce-scatter with a known size")
     sizes = operations.size[scatters].astype(np.float64)
     cost = fit_link_cost(sizes, changed[scatters])
@@ -71,9 +73,9 @@ def _fit_notes(cost: LinkCost, sizes: Floats) -> Iterator[str]:
 def _without_second_gather(replay: Replay, gaps: Floats) -> Change:
     """The change in which all-gathers of backward passes, with their launches and copies, take no time."""
     job, operations = replay.job, replay.job.operations
-    of_gathers = _named(job, _GATHERS) & (operations.phase == BACKWARD)
+    of_gathers = _matches_pattern(job, _GATHERS) & (operations.phase == BACKWARD)
     again = of_gathers & (operations.kind == COLLECTIVE)
-    if not again.any() and (_named(job, _GATHERS) & (operations.kind == COLLECTIVE)).any():
+    if not again.any() and (_matches_pattern(job, _GATHERS) & (operations.kind == COLLECTIVE)).any():
         raise UsageError(
             "--what-if reshard_after_forward=no: the traces show all-gathers in forward passes alone; the job seems to have the "
             "setting already"
@@ -85,7 +87,7 @@ def _without_second_gather(replay: Replay, gaps: Floats) -> Change:
     return Change(changed, np.where(of_gathers, 0.0, replay.durations), np.where(again, 0.0, gaps), (note,), False)
 
 
-def _wrapped(replay: Replay, gaps: Floats, count: int) -> Change:
+def _change_of_wrapping(replay: Replay, gaps: Floats, count: int) -> Change:
     """The change in which each group of ``count`` units shares one all-gather and one reduce-scatter.
 
     The all-gather takes place when the first unit of a group needs it, the reduce-scatter with the last one.
@@ -138,7 +140,7 @@ def _groups(job: Job, count: int) -> list[_Group]:
     is_backward = operations.phase == BACKWARD
     sorts = []
     for pattern, of_phase in ((_GATHERS, ~is_backward), (_GATHERS, is_backward), (_SCATTERS, is_backward)):
-        which = _named(job, pattern) & of_phase
+        which = _matches_pattern(job, pattern) & of_phase
         is_sent = (operations.kind == COLLECTIVE) & (operations.size > 0)
         launches = _by_step(job, which & (operations.kind == HOST))
         sorts.append((_by_step(job, which & is_sent), launches, pattern))
@@ -176,13 +178,13 @@ def _by_step(job: Job, which: NDArray[np.bool_]) -> dict[tuple[int, int], Indice
     return {key: np.array(indices, np.int64) for key, indices in result.items()}
 
 
-def _prefetched(replay: Replay, gaps: Floats, count: int) -> Change:
+def _change_of_prefetching(replay: Replay, gaps: Floats, count: int) -> Change:
     """The change in which all-gathers of backward passes are launched ``count - 1`` units earlier.
 
     Only all-gathers on streams of a device change.
     """
     job, operations, edges = replay.job, replay.job.operations, replay.job.edges
-    gathers = _named(job, _GATHERS) & (operations.kind == COLLECTIVE) & (operations.phase == BACKWARD)
+    gathers = _matches_pattern(job, _GATHERS) & (operations.kind == COLLECTIVE) & (operations.phase == BACKWARD)
     _expect(gathers, "all-gather in a backward pass")
     is_on_device = np.array([lane.is_device for lane in job.lanes], bool)[operations.lane]
     if not (gathers & is_on_device).any():
@@ -213,7 +215,7 @@ def _prefetched(replay: Replay, gaps: Floats, count: int) -> Change:
     return Change(Replay(replace(job, edges=changed)), replay.durations, gaps, (note,), False)
 
 
-def _named(job: Job, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+def _matches_pattern(job: Job, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
     """Whether the name of each operation matches a pattern, bool[n]."""
     return np.array([bool(pattern.match(name)) for name in job.operations.names], bool)[job.operations.name]
 

@@ -116,7 +116,9 @@ def hang_of(dumps: Sequence[Dump]) -> Hang:
     for group in groups:
         known = members.get(group.name, frozenset(ranks if group.description == DEFAULT_GROUP else ()))
         entered = {
-            dump.rank: entered_group for dump in dumps if (entered_group := _entered(dump, group, known)) is not None
+            dump.rank: entered_group
+            for dump in dumps
+            if (entered_group := _entered_collectives(dump, group, known)) is not None
         }
         first = _first_different(group, entered, _as_compared)
         of_group = list(_missing(group, entered)) or (
@@ -143,7 +145,7 @@ def hang_of(dumps: Sequence[Dump]) -> Hang:
     )  # fmt: skip
 
 
-def _entered(dump: Dump, group: Group, members: frozenset[int]) -> Entered | None:
+def _entered_collectives(dump: Dump, group: Group, members: frozenset[int]) -> Entered | None:
     """Collectives of a group that a rank entered, or None if they are unknown or the rank is not a member."""
     is_known = dump.rank in members and not dump.dropped and not dump.has_unnamed
     return dump.groups.get(group, Entered() if is_known else None)

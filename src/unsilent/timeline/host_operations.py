@@ -70,7 +70,7 @@ def flatten(
     parts = np.append(first, first[group[cut]])
     by_begin, by_end = np.argsort(begins, kind="stable"), np.argsort(ends, kind="stable")
     rest = Flat(begins[by_begin], ends[by_end], order[parts[by_begin]], order[parts[by_begin]])
-    between = _between(outer_start, outer_end, elsewhere, np.sort(boundaries))
+    between = _times_without_waiting(outer_start, outer_end, elsewhere, np.sort(boundaries))
     flats = (rest, Flat(start[cut], end[cut], order[cut], order[first[group[cut]]]), between)
     joined = [np.concatenate(column) for column in zip(*flats, strict=True)]
     is_long = joined[1] > joined[0]
@@ -78,7 +78,7 @@ def flatten(
     return Flat(*(column[sequence] for column in joined))
 
 
-def _between(outer_start: Floats, outer_end: Floats, elsewhere: Floats, boundaries: Floats) -> Flat:
+def _times_without_waiting(outer_start: Floats, outer_end: Floats, elsewhere: Floats, boundaries: Floats) -> Flat:
     """Times between outermost events in which the thread did not wait for another thread."""
     begun, ended = (np.searchsorted(times, boundaries, "right") for times in (outer_start, outer_end))
     outside = boundaries[begun == ended]

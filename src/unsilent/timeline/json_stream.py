@@ -99,10 +99,10 @@ def kept_arguments(arguments: Arguments) -> Arguments:
 
     Bytes would keep the whole chunk in memory.
     """
-    return Arguments(*(_plain(getattr(arguments, name)) for name in ARGUMENT_NAMES))
+    return Arguments(*(_number_without_fraction(getattr(arguments, name)) for name in ARGUMENT_NAMES))
 
 
-def _plain(value: Any) -> Any:
+def _number_without_fraction(value: Any) -> Any:
     if value is None or isinstance(value, (str, int, float, list, dict)):
         return value
     try:
@@ -140,19 +140,19 @@ class TraceFile:
             is_packed = file.read(2) == b"\x1f\x8b"
             file.seek(0)
             self._file = cast("BinaryIO", gzip.GzipFile(fileobj=file)) if is_packed else file
-            if self._next() == b"[":
+            if self._next_character() == b"[":
                 yield from self._events()
             else:
                 yield from self._object()
-            if self._next():
+            if self._next_character():
                 raise self._error("something follows its end")
 
     def _object(self) -> Iterator[list[Event]]:
-        self._take(b"{")
+        self._take_character(b"{")
         has_events = False
-        while self._next() != b"}":
+        while self._next_character() != b"}":
             key = self._value()
-            self._take(b":")
+            self._take_character(b":")
             if key == _EVENTS and not has_events:
                 yield from self._events()
                 has_events = True
@@ -160,19 +160,19 @@ class TraceFile:
                 raise self._error("a key is no text, or there twice")
             else:
                 self.fields[key] = self._value()
-            if self._next() != b"}":
-                self._take(b",")
-        self._take(b"}")
+            if self._next_character() != b"}":
+                self._take_character(b",")
+        self._take_character(b"}")
         if not has_events:
             raise self._error(f"it has no {_EVENTS}")
 
     def _events(self) -> Iterator[list[Event]]:
-        self._take(b"[")
-        while self._next() != b"]":
+        self._take_character(b"[")
+        while self._next_character() != b"]":
             events = self._fast_chunk() or self._slow_chunk()
             self._count += len(events)
             yield events
-        self._take(b"]")
+        self._take_character(b"]")
 
     def _fast_chunk(self) -> list[Event]:
         """Remove whole events from the buffer and decode them with msgspec; empty if that fails.
@@ -210,16 +210,16 @@ class TraceFile:
             except json.JSONDecodeError:
                 break
             except (ValueError, RecursionError):
-                raise self._damaged() from None
+                raise self._damage_error() from None
             end = _after_blanks(text, end)
             if text[end : end + 1] not in (",", "]", ""):
-                raise self._damaged()
+                raise self._damage_error()
             if end == len(text):
                 break
             events.append(_event(value))
             begin = _after_blanks(text, end + 1) if text[end] == "," else end
         if not events and not text.startswith("{", begin):
-            raise self._damaged()
+            raise self._damage_error()
         self._buffer = text[begin:].encode("utf-8", "surrogateescape")
         if not events:
             self._grow()
@@ -228,7 +228,7 @@ class TraceFile:
     def _value(self) -> Any:
         """Remove the next JSON value from the buffer and return it."""
         while True:
-            self._next()
+            self._next_character()
             text = self._buffer.decode("utf-8", "surrogateescape")
             try:
                 value, end = _decode(text, 0)
@@ -238,7 +238,7 @@ class TraceFile:
             except json.JSONDecodeError:
                 pass
             except (ValueError, RecursionError):
-                raise self._damaged() from None
+                raise self._damage_error() from None
             self._grow()
 
     def _grow(self) -> None:
@@ -246,28 +246,28 @@ class TraceFile:
         if len(self._buffer) > MOST_VALUE:
             raise self._error(f"it has a value of more than {MOST_VALUE >> 20} MiB, or text that is no JSON")
         wanted = 2 * len(self._buffer)
-        if not self._more():
-            raise self._damaged() if self._buffer.strip() else self._cut_off()
-        while len(self._buffer) < wanted and self._more():
+        if not self._read_chunk():
+            raise self._damage_error() if self._buffer.strip() else self._cut_off()
+        while len(self._buffer) < wanted and self._read_chunk():
             pass
 
-    def _next(self) -> bytes:
+    def _next_character(self) -> bytes:
         """The next character that is not whitespace, or nothing at the end of the file.
 
         The character remains in the buffer.
         """
         self._buffer = self._buffer.lstrip()
-        while not self._buffer and self._more():
+        while not self._buffer and self._read_chunk():
             self._buffer = self._buffer.lstrip()
         return self._buffer[:1]
 
-    def _take(self, character: bytes) -> None:
-        next_character = self._next()
+    def _take_character(self, character: bytes) -> None:
+        next_character = self._next_character()
         if next_character != character:
-            raise self._damaged() if next_character else self._cut_off()
+            raise self._damage_error() if next_character else self._cut_off()
         self._buffer = self._buffer[1:]
 
-    def _more(self) -> bool:
+    def _read_chunk(self) -> bool:
         """Read a chunk into the buffer; False at the end of the file."""
         try:
             part = self._file.read(CHUNK)
@@ -282,7 +282,7 @@ class TraceFile:
     def _cut_off(self) -> UsageError:
         return self._error("it is cut off")
 
-    def _damaged(self) -> UsageError:
+    def _damage_error(self) -> UsageError:
         return self._error("it is cut off or damaged")
 
     def _error(self, problem: str) -> UsageError:

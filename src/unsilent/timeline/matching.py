@@ -65,7 +65,7 @@ def match_collectives(taken: Sequence[RankCollective], members: Mapping[str, Seq
         for together in matched:
             numbers.update((collective.operation, count) for collective in together)
             count += 1
-        notes += _unmatched(group, lists, matched, numbers)
+        notes += _note_on_unmatched(group, lists, matched, numbers)
     return Matching(numbers, tuple(notes))
 
 
@@ -129,7 +129,7 @@ def _in_one_order(lists: Sequence[Sequence[RankCollective]]) -> list[list[RankCo
     return result
 
 
-def _unmatched(
+def _note_on_unmatched(
     group: str, lists: Mapping[int, list[RankCollective]], matched: Sequence[object], numbers: Mapping[int, Hashable]
 ) -> list[str]:
     """A note on collectives in complete steps that were not matched, or nothing if there are none."""

@@ -40,14 +40,14 @@ def memory_change(text: str, replay: Replay, gaps: Floats) -> Change:
             f"--what-if {word}: the traces have no memory events with addresses in steps; record with profile_memory=True"
         )
     if word == "recompute":
-        return _recomputed(value, replay, gaps, recorded)
+        return _change_of_recomputation(value, replay, gaps, recorded)
     count = parse_whole_number(value) or 0
     if not 2 <= count <= MOST_PARTS_OF_A_BATCH:
         raise wrong_value_error("--what-if accumulate", value, f"a whole number from 2 to {MOST_PARTS_OF_A_BATCH:,}")
-    return _accumulated(count, replay, gaps, recorded)
+    return _change_of_accumulation(count, replay, gaps, recorded)
 
 
-def _recomputed(glob: str, replay: Replay, gaps: Floats, recorded: int) -> Change:
+def _change_of_recomputation(glob: str, replay: Replay, gaps: Floats, recorded: int) -> Change:
     job, durations, peak = replay.job, replay.durations.copy(), 0.0
     names = {job.operations.names[name] for parts in job.parts.values() for name in parts.name}
     if not names:
@@ -132,7 +132,7 @@ def _compute_again(replay: Replay, rank: int, parts: Floats, durations: Floats) 
                 durations[target[0]] += operations.duration[again[lane[again] == thread_or_stream]].sum()
 
 
-def _accumulated(count: int, replay: Replay, gaps: Floats, recorded: int) -> Change:
+def _change_of_accumulation(count: int, replay: Replay, gaps: Floats, recorded: int) -> Change:
     job, operations = replay.job, replay.job.operations
     if any(name.startswith("fsdp::") for name in operations.names):
         raise UsageError(
@@ -170,7 +170,7 @@ def _peak_accumulated(job: Job, rank: int, count: int) -> float:
         is_summed = (before >= 0) & (step_blocks[:, 1] <= np.append(operations.end[sums], -np.inf)[before] + ROUNDING)
         is_summed &= step_blocks[:, 0] >= backward[0]
         batch = step_blocks[(step_blocks[:, 1] <= backward[1] + ROUNDING) & ~is_summed]
-        held, summed = (_held(of, now[:, 0]) for of in (batch, step_blocks[is_summed]))
+        held, summed = (_bytes_held_at_times(of, now[:, 0]) for of in (batch, step_blocks[is_summed]))
         in_passes = (now[:, 0] >= batch[:, 0].min(initial=np.inf)) & (now[:, 0] <= backward[1])
         rest = now[:, 1] - held - summed
         after = rest[in_passes][-1] if in_passes.any() else 0.0
@@ -197,7 +197,7 @@ def _backward_pass(job: Job, rank: int, step: int) -> tuple[float, float] | None
     )
 
 
-def _held(blocks_: Floats, times: NDArray[np.float64]) -> Floats:
+def _bytes_held_at_times(blocks_: Floats, times: NDArray[np.float64]) -> Floats:
     """Total bytes of the blocks that are allocated at each time.
 
     An allocation or a freeing at exactly that time is included.

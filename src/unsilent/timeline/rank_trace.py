@@ -250,7 +250,7 @@ def _anchors(trace: TraceFile) -> NDArray[np.float64]:
 def payload_bytes(arguments: Arguments) -> int:
     """Bytes of the tensors that an event names, or -1 if they are unknown."""
     if type(arguments.elements) is int and isinstance(arguments.dtype, str):
-        return _bounded(arguments.elements * _bytes(arguments.dtype))
+        return _count_in_range(arguments.elements * _bytes(arguments.dtype))
     types, dimensions = arguments.input_type, arguments.input_dims
     if not isinstance(types, list) or not isinstance(dimensions, list) or len(types) != len(dimensions):
         return -1
@@ -259,11 +259,11 @@ def payload_bytes(arguments: Arguments) -> int:
     for kind, size in pairs:
         if not isinstance(kind, str) or len(size) > 64 or not all(_is_count(length, 2**40) for length in size):
             return -1
-        part = _bounded(math.prod(size) * _bytes(kind))
+        part = _count_in_range(math.prod(size) * _bytes(kind))
         if part < 0:
             return -1
         total += part
-    return _bounded(total) if pairs else -1
+    return _count_in_range(total) if pairs else -1
 
 
 def item_bytes(arguments: Arguments) -> int:
@@ -279,5 +279,5 @@ def _bytes(dtype: str) -> int:
     return _BYTES.get(dtype.removeprefix("c10::").lower(), -1)
 
 
-def _bounded(count: int) -> int:
+def _count_in_range(count: int) -> int:
     return count if 0 <= count < 2**62 else -1

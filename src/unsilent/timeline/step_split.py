@@ -66,14 +66,14 @@ def step_bounds(job: Job, rank: int) -> tuple[Floats, Floats]:
     operations = job.operations
     of_rank = np.flatnonzero((operations.rank == rank) & (operations.step >= 0))
     if (times := job.step_times.get(rank)) is not None:
-        return _joined(job, times[:, 0], times[:, 1].copy())
+        return _joined_steps(job, times[:, 0], times[:, 1].copy())
     begin, end = np.full(len(job.steps), np.inf), np.full(len(job.steps), -np.inf)
     np.minimum.at(begin, operations.step[of_rank], operations.start[of_rank])
     np.maximum.at(end, operations.step[of_rank], operations.end[of_rank])
-    return _joined(job, np.where(np.isfinite(begin), begin, np.nan), np.where(np.isfinite(end), end, np.nan))
+    return _joined_steps(job, np.where(np.isfinite(begin), begin, np.nan), np.where(np.isfinite(end), end, np.nan))
 
 
-def _joined(job: Job, begin: Floats, end: Floats) -> tuple[Floats, Floats]:
+def _joined_steps(job: Job, begin: Floats, end: Floats) -> tuple[Floats, Floats]:
     """Begin and end of steps, with each end moved to the begin of the next step if that was recorded."""
     for step in np.flatnonzero(np.isfinite(begin[:-1]) & np.isfinite(begin[1:])):
         if job.steps[step + 1] == job.steps[step] + 1:

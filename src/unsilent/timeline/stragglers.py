@@ -68,15 +68,15 @@ def part_seconds(job: Job) -> Floats:
     for number, rank in enumerate(job.ranks):
         of_rank = (operations.rank == rank) & (operations.step >= 0)
         begin, end = step_bounds(job, rank)
-        forward = _first(job, of_rank & (operations.phase == FORWARD))
-        backward = _first(job, of_rank & (operations.phase == BACKWARD))
+        forward = _earliest_starts(job, of_rank & (operations.phase == FORWARD))
+        backward = _earliest_starts(job, of_rank & (operations.phase == BACKWARD))
         # gradients may be set to zero at the begin of a step, which is also an operation of the optimizer
-        last_backward = -_first(job, of_rank & (operations.phase == BACKWARD), -1)
+        last_backward = -_earliest_starts(job, of_rank & (operations.phase == BACKWARD), -1)
         is_after = operations.start >= last_backward[operations.step]
-        optimizer = _first(job, of_rank & (operations.phase == OPTIMIZER) & is_after)
+        optimizer = _earliest_starts(job, of_rank & (operations.phase == OPTIMIZER) & is_after)
         of_backward = of_rank & is_launch & (operations.start >= backward[operations.step])
         of_backward &= ~(operations.start >= optimizer[operations.step])
-        first, last = _first(job, of_backward), -_first(job, of_backward, -1)
+        first, last = _earliest_starts(job, of_backward), -_earliest_starts(job, of_backward, -1)
         last = np.where(np.isfinite(last), last, np.nan)
         moments = (begin, forward, backward, first, last)
         for part, (begun, ended) in enumerate(pairwise(moments)):
@@ -114,12 +114,12 @@ def has_several_passes(job: Job) -> bool:
     """Whether forward operations follow the begin of the backward pass in most steps of the first rank."""
     operations = job.operations
     of_rank = (operations.rank == job.ranks[0]) & (operations.step >= 0)
-    backward = _first(job, of_rank & (operations.phase == BACKWARD))
-    last_forward = -_first(job, of_rank & (operations.phase == FORWARD), -1)
+    backward = _earliest_starts(job, of_rank & (operations.phase == BACKWARD))
+    last_forward = -_earliest_starts(job, of_rank & (operations.phase == FORWARD), -1)
     return bool(np.mean(last_forward > backward) > 0.5)
 
 
-def _first(job: Job, which: NDArray[np.bool_], sign: int = 1) -> Floats:
+def _earliest_starts(job: Job, which: NDArray[np.bool_], sign: int = 1) -> Floats:
     """The earliest start of the selected operations in each step, float64[steps]; NaN for steps without any.
 
     With ``sign`` -1, the negative of the latest start.

@@ -113,7 +113,7 @@ def parse_change(text: str, replay: Replay) -> Change:
     word, _, name = question.partition(":")
     durations, gaps, notes = replay.durations.copy(), kept_gaps(replay), tuple[str, ...]()
     if word == "scale":
-        durations[_named(name, replay.job)] *= _factor(value, text)
+        durations[_matches_name(name, replay.job)] *= _factor(value, text)
     elif word == "rank":
         notes = _change_rank(replay, _rank(name, replay.job), value, text, durations, gaps)
     elif question == "network":
@@ -160,7 +160,7 @@ def _network_notes(job: Job) -> tuple[str, ...]:
     return (note,) if alone else ()
 
 
-def _named(name: str, job: Job) -> np.ndarray:
+def _matches_name(name: str, job: Job) -> np.ndarray:
     """Whether each operation has the given kind or phase, or a name that matches, bool[n].
 
     Raises ``UsageError`` if no such operation belongs to a step.

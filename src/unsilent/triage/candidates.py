@@ -105,8 +105,8 @@ def candidates_of(bundle: Bundle) -> Candidates:
     alarms = bundle.alarms()
     rank_alarms = Counter(alarm.rank for alarm in alarms)
     rank_alarms.update(rank for alarm in alarms for rank in alarm.ranks)
-    ranks = _sorted({rank: by_rank.get(rank, []) for rank in bundle.incident.ranks}, rank_alarms)
-    tensors = _sorted(by_tensor, Counter(alarm.tensor for alarm in alarms if alarm.tensor))
+    ranks = _sorted_candidates({rank: by_rank.get(rank, []) for rank in bundle.incident.ranks}, rank_alarms)
+    tensors = _sorted_candidates(by_tensor, Counter(alarm.tensor for alarm in alarms if alarm.tensor))
     begin = min((candidate.features.onset for candidate in ranks if candidate.features.onset is not None), default=None)
     middle = bundle.incident.step + (begin or 0)
     features = Features(onset=begin, alarms=len(alarms), position=1.0)
@@ -114,7 +114,7 @@ def candidates_of(bundle: Bundle) -> Candidates:
     return Candidates(ranks, tensors, tuple(Candidate(span, features) for span in spans), bool(series))
 
 
-def _sorted(parts: Mapping[V, list[Features]], alarms: Mapping[V, int]) -> tuple[Candidate[V], ...]:
+def _sorted_candidates(parts: Mapping[V, list[Features]], alarms: Mapping[V, int]) -> tuple[Candidate[V], ...]:
     """Candidates with the combined features of their series, the most unusual one first."""
     every = [
         Candidate(value, Features(

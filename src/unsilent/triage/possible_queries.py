@@ -46,11 +46,13 @@ def possible_queries(bundle: Bundle, candidates: Candidates) -> list[PossibleQue
         query
         for name, template in TEMPLATES.items()
         if bundle.incident.world_size >= template.least_ranks
-        for query in _filled(name, template.blanks, bundle, candidates)
+        for query in _filled_queries(name, template.blanks, bundle, candidates)
     ]
 
 
-def _filled(template: str, blanks: Sequence[str], bundle: Bundle, candidates: Candidates) -> Iterator[PossibleQuery]:
+def _filled_queries(
+    template: str, blanks: Sequence[str], bundle: Bundle, candidates: Candidates
+) -> Iterator[PossibleQuery]:
     """The query without a restriction, followed by a query for each candidate."""
     if "host" in blanks:
         incident = bundle.incident

@@ -161,7 +161,7 @@ def character_model(*, name: str, eval: int = 32, seed: int = 0, progress: Progr
     check_option_range(name, "eval", eval, len(windows), "held-out contexts")
 
     def train(model: nn.Module) -> float:
-        _fit(name, spec, model, seed, progress)
+        _train_character_model(name, spec, model, seed, progress)
         return spec.score(model, windows, following)
 
     recipe = TrainedWeightsRecipe(name, spec.version, {"seed": seed}, load_help_texts().hash)
@@ -184,7 +184,7 @@ def character_model(*, name: str, eval: int = 32, seed: int = 0, progress: Progr
     )
 
 
-def _fit(name: str, spec: CharacterModel, model: nn.Module, seed: int, progress: Progress) -> None:
+def _train_character_model(name: str, spec: CharacterModel, model: nn.Module, seed: int, progress: Progress) -> None:
     """Train a character model in place; its input is token ids int64 [n, 64]."""
     text, offsets = load_help_texts().train, torch.arange(CONTEXT + 1)
     # One "epoch" over a seeded choice of starting points: the text has far more of them than are needed.

@@ -68,7 +68,7 @@ def from_csv(
             continue
         numbers = _numbers(values)
         if numbers is not None:
-            dense.append(_standardised(numbers, train))
+            dense.append(_standardised_column(numbers, train))
         else:
             index, size = _categories(values, train, rows, room)
             sparse.append(index)
@@ -139,7 +139,7 @@ def _numbers(values: Sequence[str]) -> NDArray[np.float64] | None:
     return None if np.isnan(numbers).all() else numbers
 
 
-def _standardised(numbers: NDArray[np.float64], train: NDArray[np.bool_]) -> NDArray[np.float32]:
+def _standardised_column(numbers: NDArray[np.float64], train: NDArray[np.bool_]) -> NDArray[np.float32]:
     """A column scaled to zero mean and unit variance over the training rows.
 
     Missing values become 0, far outliers 10.

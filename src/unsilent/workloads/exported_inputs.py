@@ -57,12 +57,12 @@ class ProgramInputs:
         batches = list(whole) if isinstance(whole, (tuple, list)) else [whole]
         if not batches:
             raise UsageError(f"{path} holds no batch; expected {FORMS}")
-        return [self._checked(batch, f"{path}, batch {i}") for i, batch in enumerate(batches)]
+        return [self._checked_batch(batch, f"{path}, batch {i}") for i, batch in enumerate(batches)]
 
-    def _checked(self, batch: Any, where: str) -> dict[str, Any]:
-        inputs = {**self._fixed, **self._named(batch, where)}
+    def _checked_batch(self, batch: Any, where: str) -> dict[str, Any]:
+        inputs = {**self._fixed, **self._inputs_by_name(batch, where)}
         if missing := [name for name in self.names if name not in inputs]:
-            raise UsageError(f"{where} has no {missing[0]!r}; {self._expected()}")
+            raise UsageError(f"{where} has no {missing[0]!r}; {self._expected_inputs_text()}")
         leaves = iter(self._leaves)
         for name, spec in self._specs.items():
             try:
@@ -74,20 +74,24 @@ class ProgramInputs:
                 self._check(value, next(leaves), f"{where}: {name!r}")
         return {name: inputs[name] for name in self.names}
 
-    def _named(self, batch: Any, where: str) -> Mapping[str, Any]:
+    def _inputs_by_name(self, batch: Any, where: str) -> Mapping[str, Any]:
         """The inputs of a batch by name; constant inputs may be missing."""
         if isinstance(batch, Mapping):
             if extra := [key for key in batch if key not in self.names]:
-                raise UsageError(f"{where} has {extra[0]!r}, which the program does not take; {self._expected()}")
+                raise UsageError(
+                    f"{where} has {extra[0]!r}, which the program does not take; {self._expected_inputs_text()}"
+                )
             return batch
         values = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
         free = [name for name in self.names if name not in self._fixed]
         for names in (self.names, free):
             if len(values) == len(names):
                 return dict(zip(names, values, strict=True))
-        raise UsageError(f"{where}: the number of inputs is {len(values)}, expected {len(free)}; {self._expected()}")
+        raise UsageError(
+            f"{where}: the number of inputs is {len(values)}, expected {len(free)}; {self._expected_inputs_text()}"
+        )
 
-    def _expected(self) -> str:
+    def _expected_inputs_text(self) -> str:
         return f"the program takes {', '.join(self.names)}; expected {FORMS}"
 
     def _check(self, value: Any, exported: Any, name: str) -> None:

@@ -71,7 +71,7 @@ def hf_folder(
             inputs = Inputs({k: v for k, v in inputs.arrays.items() if k != "decoder_input_ids"}, inputs.description)
         samples = len(next(iter(inputs.arrays.values())))
         check_option_range(ref, "batch", batch or samples, samples, "samples in all")
-        batches = _split(inputs, batch or samples)
+        batches = _split_into_batches(inputs, batch or samples)
         _try_out(ref, model, batches[0], evaluate)
     architecture = type(model).__name__
     return Workload(
@@ -173,7 +173,7 @@ def _model(ref: str, folder: Path) -> Any:
     return model.eval()
 
 
-def _split(inputs: Inputs, size: int) -> list[dict[str, Tensor]]:
+def _split_into_batches(inputs: Inputs, size: int) -> list[dict[str, Tensor]]:
     """The arrays cut into batches of ``size`` samples."""
     parts = {name: array.split(size) for name, array in inputs.arrays.items()}
     return [dict(zip(parts, row, strict=True)) for row in zip(*parts.values(), strict=True)]

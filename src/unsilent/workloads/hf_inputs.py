@@ -84,7 +84,7 @@ def synthetic_inputs(ref: str, model: Any, folder: str, samples: int, length: in
             f"workload {ref!r}: no synthetic {model.main_input_name!r} can be made for {type(model).__name__}; give --data"
         )
     length = min(length, _of_text(model.config, "max_position_embeddings") or length)
-    ids = _tokenised(folder, samples, length, vocabulary)
+    ids = _token_pieces(folder, samples, length, vocabulary)
     source = "the Python reference, tokenised"
     if ids is None:
         ids, source = rng.integers(0, vocabulary, (samples, length)), "seeded random token ids"
@@ -125,7 +125,7 @@ def _tokenizer(folder: str) -> Any:
     return transformers.AutoTokenizer.from_pretrained(str(where), local_files_only=True, trust_remote_code=False)
 
 
-def _tokenised(folder: str, samples: int, length: int, vocabulary: int) -> Any:
+def _token_pieces(folder: str, samples: int, length: int, vocabulary: int) -> Any:
     """Consecutive pieces of a tokenised text, int64 [samples, length].
 
     None if there is no tokenizer that fits the model.

@@ -31,7 +31,7 @@ class ProgramCode:
 
     def __init__(self, program: nn.Module, graph: fx.Graph) -> None:
         self._graph = graph
-        module: Any = fx.GraphModule(program, _scoped(graph))
+        module: Any = fx.GraphModule(program, _graph_with_module_scopes(graph))
         self.function: Callable[..., Any] = type(module).forward
         self.in_spec: Any = getattr(module, "_in_spec", None)
         self.out_spec: Any = getattr(module, "_out_spec", None)
@@ -79,7 +79,7 @@ class ProgramCode:
                 yield node, value
 
 
-def _scoped(graph: fx.Graph) -> fx.Graph:
+def _graph_with_module_scopes(graph: fx.Graph) -> fx.Graph:
     """A copy of the graph in which each operation is called by the module that it belonged to."""
     scoped = copy.deepcopy(graph)
     for node in scoped.nodes:

@@ -109,7 +109,7 @@ def load(
     else:
         check_reference_form(ref, ZOO)
         result = load_own(ref, options or {}, chosen, PARTS)
-    return typing.cast("InferenceWorkload", _checked(ref, result, PARTS))
+    return typing.cast("InferenceWorkload", _checked_workload(ref, result, PARTS))
 
 
 def load_training(
@@ -129,7 +129,7 @@ def load_training(
     else:
         check_reference_form(ref, TRAININGS)
         result = load_own(ref, options or {}, chosen, TRAINING_PARTS)
-    workload = typing.cast("TrainingWorkload", _checked(ref, result, TRAINING_PARTS))
+    workload = typing.cast("TrainingWorkload", _checked_workload(ref, result, TRAINING_PARTS))
     # The object takes no weak references or has no hash, so its reference cannot be looked up later.
     with contextlib.suppress(TypeError):
         _origins[workload] = Origin(ref, dict(options or {}), data)
@@ -269,7 +269,7 @@ def _arguments(
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         raise UsageError(
-            f"workload {ref!r} is {_kind(function)}; expected a workload or a function that returns one"
+            f"workload {ref!r} is {_type_name(function)}; expected a workload or a function that returns one"
         ) from None
     named = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     anything = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
@@ -328,11 +328,11 @@ def _has(result: Any, parts: Sequence[str]) -> bool:
     return all(hasattr(result, part) for part in parts)
 
 
-def _kind(result: Any) -> str:
+def _type_name(result: Any) -> str:
     return f"{type(result).__module__}.{type(result).__qualname__}".removeprefix("builtins.")
 
 
-def _checked(ref: str, result: Any, parts: Sequence[str]) -> Any:
+def _checked_workload(ref: str, result: Any, parts: Sequence[str]) -> Any:
     """The result if it is a complete workload of the wanted kind.
 
     Otherwise an error is raised that describes the result.
@@ -345,14 +345,16 @@ def _checked(ref: str, result: Any, parts: Sequence[str]) -> Any:
         missing = [part for part in parts if not hasattr(result, part)]
     if missing and len(missing) < len(parts) - 2 and not _is_module(result):
         raise UsageError(
-            f"workload {ref!r} is {_kind(result)} without {', '.join(missing)}; a {wanted} has {', '.join(parts)}"
+            f"workload {ref!r} is {_type_name(result)} without {', '.join(missing)}; a {wanted} has {', '.join(parts)}"
         )
     if missing or inspect.isclass(result):
         how = f"{'make one with' if training else 'wrap it as'} {_how_to_make(training)}"
-        raise UsageError(f"workload {ref!r} is {_kind(result)}; expected a {wanted}: {how}")
+        raise UsageError(f"workload {ref!r} is {_type_name(result)}; expected a {wanted}: {how}")
     wrong = [
         part for part in ("judge", "model", "batches", "run") if not training and not callable(getattr(result, part))
     ]
     if wrong:
-        raise UsageError(f"workload {ref!r}: {wrong[0]} is {_kind(getattr(result, wrong[0]))}; expected a callable")
+        raise UsageError(
+            f"workload {ref!r}: {wrong[0]} is {_type_name(getattr(result, wrong[0]))}; expected a callable"
+        )
     return result

@@ -67,7 +67,7 @@ def read_metadata(files: CheckpointFiles) -> Metadata:
     where = files.shown(METADATA)
     try:
         root, _ = read_pickle(files.read_all(METADATA, "the metadata of a checkpoint"))
-        result = _parsed(_fields(root, "Metadata"))
+        result = _metadata_from_fields(_fields(root, "Metadata"))
     except (PickleDamaged, ValueError) as error:
         raise UsageError(f"{where} cannot be read: {error}; it is damaged, or was not written by torch") from None
     used = sorted(result.slices.values())
@@ -92,7 +92,7 @@ def is_safetensors(files: CheckpointFiles, place: Slice) -> bool:
     return head[8:] == b"{" and int.from_bytes(head[:8], "little") <= files.size(place.file) - place.offset - 8
 
 
-def _parsed(fields: Mapped) -> Metadata:
+def _metadata_from_fields(fields: Mapped) -> Metadata:
     described, places, paths = fields.get("state_dict_metadata"), fields.get("storage_data"), fields.get("planner_data")
     if not isinstance(described, Mapped) or not isinstance(places, Mapped):
         raise ValueError("it has no state_dict_metadata or storage_data")

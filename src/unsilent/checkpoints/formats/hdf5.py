@@ -126,7 +126,7 @@ def _obstacle_of_chunks(dataset: Dataset, item: int) -> str:
     if not 0 < _shuffled_item(dataset) <= size:
         return "its filter shuffle is damaged"
     for chunk in dataset.chunks:
-        applied = _applied(dataset, chunk)
+        applied = _applied_filters(dataset, chunk)
         expected = size + CHECKSUM_BYTES * (FLETCHER32 in applied)
         if DEFLATE not in applied and chunk.size != expected:
             return f"a chunk has {chunk.size:,} bytes in the file where {expected:,} are expected"
@@ -141,7 +141,7 @@ def _shuffled_item(dataset: Dataset) -> int:
     return values[0] if values else 0
 
 
-def _applied(dataset: Dataset, chunk: Chunk) -> tuple[int, ...]:
+def _applied_filters(dataset: Dataset, chunk: Chunk) -> tuple[int, ...]:
     """The filters that were applied to a chunk; HDF5 writers skip a filter that fails."""
     return tuple(code for place, (code, _) in enumerate(dataset.filters) if not chunk.skipped >> place & 1)
 
@@ -150,7 +150,7 @@ def _block(name: str, dataset: Dataset, chunk: Chunk, checksums: tuple[Checksum,
     """One chunk as a block, without the elements beyond the dataset's edge."""
     sizes = zip(dataset.chunk, dataset.shape, chunk.start, strict=True)
     shape: Shape = tuple(min(step, n - at) for step, n, at in sizes)
-    filters, stored = _applied(dataset, chunk), chunk.size
+    filters, stored = _applied_filters(dataset, chunk), chunk.size
     if filters and filters[-1] == FLETCHER32:
         filters, stored = filters[:-1], stored - CHECKSUM_BYTES
         checksums = (ChunkChecksum("", chunk.offset, stored, repr(name)), *checksums)

@@ -133,15 +133,15 @@ class ChunkPacking:
         for place in range(len(self.filters) - 1, -1, -1):
             kind = self.filters[place]
             if kind == DEFLATE:
-                content = self._inflated(content, self.size + self._checksum_bytes(self.filters[:place]))
+                content = self._inflated_bytes(content, self.size + self._checksum_bytes(self.filters[:place]))
             elif kind == SHUFFLE:
-                content = _transposed(content, self.shuffled_item, back=True)
+                content = _shuffled_bytes(content, self.shuffled_item, back=True)
             else:
                 content, checksum = content[:-CHECKSUM_BYTES], content[-CHECKSUM_BYTES:]
                 if fletcher32(content) != checksum:
-                    raise self._damaged("its Fletcher-32 does not fit")
+                    raise self._damage_error("its Fletcher-32 does not fit")
         if len(content) != self.size:
-            raise self._damaged(f"it unpacks to {len(content):,} bytes instead of {self.size:,}")
+            raise self._damage_error(f"it unpacks to {len(content):,} bytes instead of {self.size:,}")
         return content
 
     def pack(self, content: bytes, stored_size: int) -> bytes:
@@ -149,9 +149,9 @@ class ChunkPacking:
         result = content
         for place, kind in enumerate(self.filters):
             if kind == DEFLATE:
-                result = self._deflated(result, stored_size - self._checksum_bytes(self.filters[place + 1 :]))
+                result = self._deflated_bytes(result, stored_size - self._checksum_bytes(self.filters[place + 1 :]))
             elif kind == SHUFFLE:
-                result = _transposed(result, self.shuffled_item)
+                result = _shuffled_bytes(result, self.shuffled_item)
             else:
                 result += fletcher32(result)
         assert len(result) == stored_size
@@ -161,22 +161,22 @@ class ChunkPacking:
     def _checksum_bytes(filters: tuple[int, ...]) -> int:
         return CHECKSUM_BYTES * filters.count(FLETCHER32)
 
-    def _damaged(self, problem: str) -> UsageError:
+    def _damage_error(self, problem: str) -> UsageError:
         return UsageError(f"a chunk of {self.tensor} is damaged: {problem}; restore the file from a copy")
 
-    def _inflated(self, stored: bytes, size: int) -> bytes:
+    def _inflated_bytes(self, stored: bytes, size: int) -> bytes:
         """Decompress a zlib stream as libhdf5 does, to at most ``size`` bytes; later bytes are ignored."""
         stream = zlib.decompressobj()
         try:
             content = stream.decompress(stored, size)
             content += stream.decompress(stream.unconsumed_tail, 1)
         except zlib.error as error:
-            raise self._damaged(f"zlib says {error}") from None
+            raise self._damage_error(f"zlib says {error}") from None
         if not stream.eof or len(content) != size:
-            raise self._damaged(f"it does not unpack to {size:,} bytes")
+            raise self._damage_error(f"it does not unpack to {size:,} bytes")
         return content
 
-    def _deflated(self, content: bytes, size: int) -> bytes:
+    def _deflated_bytes(self, content: bytes, size: int) -> bytes:
         """A zlib stream that is padded with zeros to exactly ``size`` bytes; libhdf5 ignores the padding."""
         shortest = math.inf
         for stream in _zlib_streams(content):
@@ -202,7 +202,7 @@ def _zlib_streams(content: bytes) -> Iterator[bytes]:
     yield zlib.compress(content, 0)
 
 
-def _transposed(content: bytes, item: int, back: bool = False) -> bytes:
+def _shuffled_bytes(content: bytes, item: int, back: bool = False) -> bytes:
     """The bytes reordered by HDF5's shuffle filter: the first byte of each item, then the second, and so on.
 
     Bytes after the last whole item keep their positions. ``back`` restores the original order.

@@ -73,7 +73,9 @@ def listing(h5py: Any, file: Any, most_chunks: int) -> list[dict[str, Any]]:
             raise TooMuch(f"it nests more than {MOST_OBJECTS:,} objects or {MOST_LEVELS} levels")
         if isinstance(node, h5py.h5d.DatasetID):
             names = [name.decode("utf-8", "backslashreplace") for name in path]
-            result.append({"path": names, **_described(h5py, h5py.Dataset(node), known, most_chunks - chunks)})
+            result.append(
+                {"path": names, **_description_of_dataset(h5py, h5py.Dataset(node), known, most_chunks - chunks)}
+            )
             chunks += len(result[-1]["chunks"])
         elif isinstance(node, h5py.h5g.GroupID):
             hard = [name for name in node if node.links.get_info(name).type == h5py.h5l.TYPE_HARD]
@@ -111,7 +113,9 @@ def _is_bfloat16(h5py: Any, kind: Any) -> bool:
     return kind.get_fields() == _BFLOAT16_BITS and kind.get_order() in (h5py.h5t.ORDER_LE, h5py.h5t.ORDER_BE)
 
 
-def _described(h5py: Any, dataset: Any, known: list[tuple[str, bool, Any]], most_chunks: int) -> dict[str, Any]:
+def _description_of_dataset(
+    h5py: Any, dataset: Any, known: list[tuple[str, bool, Any]], most_chunks: int
+) -> dict[str, Any]:
     """The type and shape of a dataset, and the position of its bytes."""
     identifier, properties = dataset.id, dataset.id.get_create_plist()
     dtype, big_endian = _element(h5py, dataset, known)

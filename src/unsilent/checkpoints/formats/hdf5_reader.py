@@ -102,15 +102,15 @@ def datasets(files: CheckpointFiles, begin: int, size: int) -> list[Dataset]:
     answer = _answer(files.descriptor(""), begin, size, where)
     try:
         if "error" in answer:
-            raise _damaged(where, escape_unprintable(answer["error"])[:300])
-        result = [_checked(record, begin, size) for record in answer["datasets"]]
+            raise _damage_error(where, escape_unprintable(answer["error"])[:300])
+        result = [_checked_dataset(record, begin, size) for record in answer["datasets"]]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _damaged(where, escape_unprintable(error)[:120]) from None
+        raise _damage_error(where, escape_unprintable(error)[:120]) from None
     _refuse_overlaps(result, where)
     return result
 
 
-def _damaged(where: str, problem: str) -> UsageError:
+def _damage_error(where: str, problem: str) -> UsageError:
     return UsageError(
         f"{where} cannot be read as HDF5: {problem}; it is damaged, or written in part; restore it from a copy"
     )
@@ -134,14 +134,14 @@ def _answer(descriptor: int, begin: int, size: int, where: str) -> Any:
         with system_errors(f"cannot start a process that reads {where}", "free memory or disk space"):
             code, content = _run(command, descriptor, limits.seconds)
     except subprocess.TimeoutExpired:
-        raise _damaged(where, f"libhdf5 had not finished after {limits.seconds:g} seconds") from None
+        raise _damage_error(where, f"libhdf5 had not finished after {limits.seconds:g} seconds") from None
     if code or len(content) > MOST_METADATA:
         how = f"was killed by signal {-code}" if code < 0 else "ended with an error"
-        raise _damaged(where, f"the process that reads it with libhdf5 {how}")
+        raise _damage_error(where, f"the process that reads it with libhdf5 {how}")
     try:
         return parse_json(content)
     except (ValueError, RecursionError):
-        raise _damaged(where, "libhdf5's answer is no JSON") from None
+        raise _damage_error(where, "libhdf5's answer is no JSON") from None
 
 
 def _run(command: Sequence[str], descriptor: int, seconds: float) -> tuple[int, bytes]:
@@ -174,7 +174,7 @@ def _sizes(values: Iterable[Any], least: int = 0) -> tuple[int, ...]:
     return result
 
 
-def _checked(record: dict[str, Any], begin: int, size: int) -> Dataset:
+def _checked_dataset(record: dict[str, Any], begin: int, size: int) -> Dataset:
     """Convert a dataset's JSON record and check it; raises ``ValueError`` or a similar error."""
     path = tuple(map(str, record["path"]))
     without_elements = record["shape"] is None  # HDF5's null dataspace
@@ -215,4 +215,4 @@ def _refuse_overlaps(listed: list[Dataset], where: str) -> None:
     parts.sort()
     for (_, end, name), (first, _, next_name) in itertools.pairwise(parts):
         if first < end:
-            raise _damaged(where, f"bytes of {name} and {next_name} overlap")
+            raise _damage_error(where, f"bytes of {name} and {next_name} overlap")

@@ -68,7 +68,7 @@ def _values(files: CheckpointFiles, folder: str, above: tuple[str, ...]) -> Iter
             raise TypeError("it has no tree_metadata")
         records = [_record(entry) for entry in entries.values()]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _damaged(files, folder + _METADATA, error) from None
+        raise _damage_error(files, folder + _METADATA, error) from None
     for keys, kind, shape in records:
         if kind == "None":
             continue
@@ -99,23 +99,23 @@ def _zarr(files: CheckpointFiles, folder: str, shape: Shape) -> tuple[str, Shape
             try:
                 return dtype if dtype in ITEM_SIZES else "", size_values(about.get("shape"))
             except ValueError as error:
-                raise _damaged(files, name, error) from None
+                raise _damage_error(files, name, error) from None
     return "", shape
 
 
 def _json(files: CheckpointFiles, name: str, most: int | None = None) -> dict[str, Any]:
     if most is not None and files.size(name) > most:
-        raise _damaged(files, name, ValueError(f"it has {files.size(name):,} bytes"))
+        raise _damage_error(files, name, ValueError(f"it has {files.size(name):,} bytes"))
     try:
         result = parse_json(files.read_all(name, "the metadata of a checkpoint"))
         if not isinstance(result, dict):
             raise ValueError("it is no object")
     except (ValueError, RecursionError) as error:
-        raise _damaged(files, name, error) from None
+        raise _damage_error(files, name, error) from None
     return result
 
 
-def _damaged(files: CheckpointFiles, name: str, error: Exception) -> UsageError:
+def _damage_error(files: CheckpointFiles, name: str, error: Exception) -> UsageError:
     reason = ascii(str(error))[1:60]
     return UsageError(
         f"{files.shown(name)} is no metadata of Orbax: {reason}; it is damaged, copy the checkpoint again"

@@ -64,7 +64,11 @@ def tensors(files: CheckpointFiles) -> list[StoredTensor]:
         raise UsageError(
             f"{files.root} has several indices ({escape_unprintable(', '.join(indices[:3]))[:200]}); give one file"
         )
-    parts = _indexed(files, indices[0]) if indices else {name: None for name in names if name.endswith(_ENDING)}
+    parts = (
+        _tensor_names_by_file(files, indices[0])
+        if indices
+        else {name: None for name in names if name.endswith(_ENDING)}
+    )
     result: dict[str, StoredTensor] = {}
     for part, expected in parts.items():
         for tensor in _of_file(files, part):
@@ -80,7 +84,7 @@ def tensors(files: CheckpointFiles) -> list[StoredTensor]:
     return list(result.values())
 
 
-def _indexed(files: CheckpointFiles, index: str) -> dict[str, set[str] | None]:
+def _tensor_names_by_file(files: CheckpointFiles, index: str) -> dict[str, set[str] | None]:
     """The names of the tensors in each file, from an index."""
     try:
         mapping = parse_json(files.read_all(index, "an index"))["weight_map"]
@@ -106,16 +110,16 @@ def _of_file(files: CheckpointFiles, file: str) -> list[StoredTensor]:
         content = files.read(file, 8, length)
         if content.startswith(codecs.BOM_UTF8):
             raise ValueError("it begins with a byte order mark")
-        header = parse_json(content, object_pairs_hook=_distinct, parse_int=_whole, parse_constant=_refused)
+        header = parse_json(content, object_pairs_hook=_distinct, parse_int=_whole, parse_constant=_refuse_constant)
         _check_metadata(header.pop("__metadata__", None))
-        parts = {name: _checked(record) for name, record in header.items()}
+        parts = {name: _checked_header_entry(record) for name, record in header.items()}
         "".join(parts).encode("utf-8")  # half of a surrogate pair is no text
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"{where} is no safetensors file: its header is damaged ({ascii(str(error))[:60]})") from None
     names = unique_names([(name,) for name in parts], [part.shape for part in parts.values()])
     _check_places(files, file, 8 + length, dict(zip(names, parts.values(), strict=True)))
     named = zip(names, parts.items(), strict=True)
-    return [_stored(file, name, stored_as, 8 + length, part) for name, (stored_as, part) in named]
+    return [_stored_tensor(file, name, stored_as, 8 + length, part) for name, (stored_as, part) in named]
 
 
 def _check_places(files: CheckpointFiles, file: str, begin: int, parts: dict[str, _Part]) -> None:
@@ -140,7 +144,7 @@ def _check_places(files: CheckpointFiles, file: str, begin: int, parts: dict[str
         raise UsageError(f"{where} has {size - end:,} bytes behind its last tensor; the file is damaged")
 
 
-def _stored(file: str, name: str, stored_as: str, begin: int, part: _Part) -> StoredTensor:
+def _stored_tensor(file: str, name: str, stored_as: str, begin: int, part: _Part) -> StoredTensor:
     dtype, shape, offset, size = part.dtype, part.shape, begin + part.first, part.last - part.first
     if dtype == "F4" and shape and shape[-1] % 2 == 0:
         dtype, shape = _PAIRS, (*shape[:-1], shape[-1] // 2)
@@ -166,7 +170,7 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _refused(text: str) -> None:
+def _refuse_constant(text: str) -> None:
     raise ValueError(f"{text} is no JSON")
 
 
@@ -177,7 +181,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _checked(record: dict[str, Any]) -> _Part:
+def _checked_header_entry(record: dict[str, Any]) -> _Part:
     """Dtype, shape and byte range of one tensor, checked.
 
     Raises ``ValueError``, ``KeyError`` or ``TypeError``.

@@ -127,7 +127,7 @@ def leaves(root: Any, where: str, pickle_size: int) -> Iterator[tuple[KeyPath, L
     waiting: list[tuple[KeyPath, Any]] = [((), root)]
     while waiting:
         path, value = waiting.pop()
-        leaf, contained = _interpreted(value)
+        leaf, contained = _interpret_value(value)
         if isinstance(leaf, PickledObject):
             leaf = leaf._replace(fingerprint=_hash(value, left_to_hash))
         if leaf is not None:
@@ -147,7 +147,7 @@ def leaves(root: Any, where: str, pickle_size: int) -> Iterator[tuple[KeyPath, L
 Parts = Iterable[tuple[str, Any]]
 
 
-def _interpreted(value: Any) -> tuple[Leaf | None, Parts]:
+def _interpret_value(value: Any) -> tuple[Leaf | None, Parts]:
     """Interpret a value as a tensor, number or other leaf (None for a container), and its parts by key."""
     if isinstance(value, (bool, int, float, Float, ByteString)):
         return value, ()
@@ -156,13 +156,13 @@ def _interpreted(value: Any) -> tuple[Leaf | None, Parts]:
     if isinstance(value, Persistent):
         return _storage(value) or PickledObject("something outside of the pickle", ""), ()
     if isinstance(value, Call):
-        return _called(value)
+        return _interpret_call(value)
     if isinstance(value, (list, tuple)) and not isinstance(value, Name):
-        return None, _numbered(value)
+        return None, _items_by_number(value)
     return None, ()  # text, names and None
 
 
-def _called(call: Call) -> tuple[Leaf | None, Parts]:
+def _interpret_call(call: Call) -> tuple[Leaf | None, Parts]:
     """Interpret a pickled call or object as a leaf, or as a container of parts."""
     match call.function:
         # A class and its source code, as written by the legacy torch.save.
@@ -175,20 +175,20 @@ def _called(call: Call) -> tuple[Leaf | None, Parts]:
         _without_state(call)
         # A sparse tensor: its layout, then a tuple of its tensors (COO: indices, values) and its size.
         inner = arguments[1:2] if name == _SPARSE else (arguments,)
-        return None, _numbered(inner[0]) if inner and isinstance(inner[0], tuple) else ()
+        return None, _items_by_number(inner[0]) if inner and isinstance(inner[0], tuple) else ()
     if name in DICTS:
         if not _is_metadata(call.state) or (name != "collections.OrderedDict" and call.state is not None):
             return PickledObject(f"the attributes of a {name}", ""), _items(call)
         return None, _items(call)
     if name in SETS | {SIZE}:
         _without_state(call)
-        return None, _numbered(call.elements)
+        return None, _items_by_number(call.elements)
     if name in _WITHOUT_VALUES:
         return None, ()
     if name == "collections.defaultdict" and call.state is None and _is_names(arguments):
         return None, _items(call)
     attributes = call.state if isinstance(call.state, Mapped) else Mapped()
-    parts = itertools.chain(_items(call), _numbered(call.elements), _items(attributes))
+    parts = itertools.chain(_items(call), _items_by_number(call.elements), _items(attributes))
     is_seen = isinstance(call.function, Name) and arguments == () and isinstance(call.state, (Mapped, type(None)))
     if is_seen and (name.startswith(_MODULES) or not name.startswith(("torch.", "builtins."))):
         return None, parts
@@ -200,12 +200,12 @@ def _tensor_and_parts(call: Call) -> tuple[Leaf | None, Parts]:
     attributes: Any = None
     for _ in range(MOST_DEPTH):
         _without_state(call)
-        wrapped = _wrapped(call)
+        wrapped = _call_of_wrapped_tensor(call)
         if wrapped is None:
             break
         call, attributes = wrapped[0], _attributes(wrapped[1], attributes)
     if call.name not in _TENSORS:
-        inner = _called(call)[1] if call.name in (_SPARSE, _NESTED) else ()
+        inner = _interpret_call(call)[1] if call.name in (_SPARSE, _NESTED) else ()
         return PickledObject(f"a tensor made by {_plain_text(call.function)}", ""), inner
     leaf = _tensor(call)
     extra: list[tuple[str, Any]] = []
@@ -216,7 +216,7 @@ def _tensor_and_parts(call: Call) -> tuple[Leaf | None, Parts]:
     return leaf, extra
 
 
-def _wrapped(call: Call) -> tuple[Call, Any] | None:
+def _call_of_wrapped_tensor(call: Call) -> tuple[Call, Any] | None:
     """The call that creates the tensor inside of a parameter or subclass, and its attributes; else None."""
     match call.name, call.arguments:
         case "torch._tensor._rebuild_from_type_v2", (Name() as function, _, tuple(arguments), state):
@@ -288,7 +288,7 @@ def _items(value: Mapped | Call) -> Parts:
     return ((key_text(key), part) for key, part in value.items)
 
 
-def _numbered(values: Sequence[Any]) -> Parts:
+def _items_by_number(values: Sequence[Any]) -> Parts:
     return ((str(place), part) for place, part in enumerate(values))
 
 

@@ -73,7 +73,7 @@ def _corruption(
         return "scale", settings.scaling_factor, None
     if tensor_codec.kind == "int":
         return "xor", shortest_form_mask(word, tensor_codec, rng), None
-    held = _held(settings, tensor)
+    held = _dtype_of_corruption(settings, tensor)
     layout = codec(held or tensor.dtype)
     if held:
         word = int(layout.encode(tensor_codec.decode(np.array([word], tensor_codec.word_dtype)))[0])
@@ -87,7 +87,7 @@ def _corruption(
     return "xor", mask, held
 
 
-def _held(settings: InjectorSettings, tensor: StoredTensor) -> str | None:
+def _dtype_of_corruption(settings: InjectorSettings, tensor: StoredTensor) -> str | None:
     """The dtype in which a floating-point tensor is corrupted; None if it is the tensor's own."""
     dtype = f"float{settings.float_precision}"
     is_own_dtype = settings.width is None or settings.scaling_factor is not None or tensor.dtype == dtype
@@ -140,7 +140,7 @@ def _notes(settings: InjectorSettings, tensors: Sequence[StoredTensor], elements
             "the range has the sign, so it is flipped too although allow_sign_change is False, as in hdf5_corrupter"
         )
     deep = [t for t in distinct.values() if len(t.shape) > 4]
-    converted = [t for t in distinct.values() if _held(settings, t)]
+    converted = [t for t in distinct.values() if _dtype_of_corruption(settings, t)]
     integers = [t for t in distinct.values() if t.codec.kind == "int" and settings.scaling_factor is None]
     for which, text in (
         (deep, "with more than 4 dimensions: corrupted too, though hdf5_corrupter skips them"),

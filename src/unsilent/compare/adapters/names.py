@@ -43,12 +43,12 @@ class HalfPrecision(nn.Module):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """The output of the copy in float32."""
-        inputs, named = (map_tensors(values, self._narrowed) for values in (inputs, named))
+        inputs, named = (map_tensors(values, self._in_own_dtype) for values in (inputs, named))
         return map_tensors(
             self.model(*inputs, **named), lambda _, tensor: tensor.float() if tensor.is_floating_point() else tensor
         )
 
-    def _narrowed(self, _: Any, tensor: Tensor) -> Tensor:
+    def _in_own_dtype(self, _: Any, tensor: Tensor) -> Tensor:
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
 

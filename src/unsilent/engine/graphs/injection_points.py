@@ -121,7 +121,7 @@ class InjectionPoints(DispatchMode):
                 words[place] = (keep, flip) if before is None else (before[0] & keep, (before[1] & keep) ^ flip)
         if any(len(words) > MOST_ELEMENTS for words in at.values()):
             return None
-        return [_padded(self.points[name], words) for name, words in at.items()]
+        return [_padded_changes(self.points[name], words) for name, words in at.items()]
 
     @contextmanager
     def applied(self, staged: Sequence[OnDevice]) -> Iterator[None]:
@@ -151,7 +151,7 @@ def masks_of(fault: Fault) -> Masks | None:
     return keep, none if fault.operation == "and" else words
 
 
-def _padded(point: InjectionPoint, words: dict[int, tuple[Any, Any]]) -> PointFault:
+def _padded_changes(point: InjectionPoint, words: dict[int, tuple[Any, Any]]) -> PointFault:
     """The changes at one point, filled up to a fixed number by repeating the last word.
 
     A repeated write changes nothing, because all writes start from the original word.

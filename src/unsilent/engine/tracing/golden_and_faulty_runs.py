@@ -43,7 +43,7 @@ def change(golden: Tensor, faulty: Tensor) -> OutputDifference:
         left, right = ones[start : start + CHUNK], twos[start : start + CHUNK]
         unequal = words_of(left) != words_of(right)
         if unequal.any():
-            result = _joined(
+            result = _largest_difference(
                 result, _change(left[unequal], right[unequal]) if numeric else OutputDifference(int(unequal.sum()))
             )
     return result
@@ -68,7 +68,7 @@ def _largest(values: Tensor) -> float | None:
     return min(float(values.max()), sys.float_info.max) if values.numel() else None
 
 
-def _joined(a: OutputDifference, b: OutputDifference) -> OutputDifference:
+def _largest_difference(a: OutputDifference, b: OutputDifference) -> OutputDifference:
     def most(x: float | None, y: float | None) -> float | None:
         return max((v for v in (x, y) if v is not None), default=None)
 

@@ -143,11 +143,11 @@ class Accelerator:
         pattern = (preset.model.pattern.text or "one") + (" along positions" if entry.fastest != FASTEST[0] else "")
         return AcceleratorRow(
             entry.group, preset.name, preset.operand, pattern, preset.affected_outputs_text, value, entry.held,
-            group.share, group.activeness, group.unmasked, entry.weight, self._split(entry.group, group),
+            group.share, group.activeness, group.unmasked, entry.weight, self._split_dimension(entry.group, group),
             self.fit_rate_of(entry.group), group.evidence_summary,
         )  # fmt: skip
 
-    def _split(self, name: str, group: FlipFlopGroup) -> str:
+    def _split_dimension(self, name: str, group: FlipFlopGroup) -> str:
         several = sum(e.group == name for e in self.weighted_presets)
         if several == 1:
             return ""

@@ -32,20 +32,20 @@ def parse_accelerator(content: bytes, where: str) -> Accelerator:
     try:
         return Accelerator(AcceleratorDescription.model_validate(parse_toml(content, where)))
     except ValidationError as error:
-        raise UsageError(f"{where}: {_first(error)}") from None
+        raise UsageError(f"{where}: {_first_error_line(error)}") from None
 
 
-def _first(error: ValidationError) -> str:
+def _first_error_line(error: ValidationError) -> str:
     """The first validation error, in one line."""
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "missing":
-        return _short(f"{where} is missing; add it")
+        return _short_error(f"{where} is missing; add it")
     result = "" if isinstance(first["input"], (dict, AcceleratorDescription)) else f" is {first['input']!r}"
-    return _short(f"{where}{result}: {message}" if where else message)
+    return _short_error(f"{where}{result}: {message}" if where else message)
 
 
-def _short(error: object) -> str:
+def _short_error(error: object) -> str:
     text = " ".join(str(error).split())
     return text if len(text) <= 300 else text[:297] + "..."

@@ -149,14 +149,14 @@ def _lightest_columns(word: int, odd: bool) -> tuple[int, ...]:
     for weight in weights:
         alike = [sum(1 << row for row in rows) for rows in combinations(range(check), weight)]
         if len(alike) > word - len(chosen):
-            alike = _balanced(alike, word - len(chosen), check)
+            alike = _balanced_columns(alike, word - len(chosen), check)
         chosen += alike
         if len(chosen) == word:
             break
     return tuple(chosen[place] for place in np.random.default_rng(word).permutation(word).tolist())
 
 
-def _balanced(columns: Sequence[int], number: int, check: int) -> list[int]:
+def _balanced_columns(columns: Sequence[int], number: int, check: int) -> list[int]:
     """Choose ``number`` of the columns so that the rows hold similar numbers of ones."""
     bits = np.array([[column >> row & 1 for row in range(check)] for column in columns], np.int64)
     filled, left, chosen = np.zeros(check, np.int64), np.ones(len(columns), bool), list[int]()

@@ -40,13 +40,13 @@ class JsonLines:
                 continue
             place = f"line {number}"
             with errors_at(place):
-                for where, records in _trials(_parsed(line), place):
+                for where, records in _trials(_json_of_line(line), place):
                     with errors_at(where):
                         faults = _faults(records)
                     yield FaultListEntry(where, faults)
 
 
-def _parsed(line: bytes) -> Any:
+def _json_of_line(line: bytes) -> Any:
     """The JSON value of a line; raises `WrongEntry`."""
     try:
         return parse_json(line)
@@ -87,7 +87,7 @@ def _faults(records: list[Any]) -> tuple[Fault, ...]:
     """The checked faults of one trial."""
     if not records:
         raise WrongEntry("the list of faults is empty; leave the line out")
-    faults = tuple(_placed(read_fault(record)) for record in records)
+    faults = tuple(_fault_at_canonical_site(read_fault(record)) for record in records)
     if len({f.step for f in faults}) > 1:
         raise WrongEntry(
             "the faults of one line act in several batches, but a trial runs one batch; write one line per batch"
@@ -95,7 +95,7 @@ def _faults(records: list[Any]) -> tuple[Fault, ...]:
     return faults
 
 
-def _placed(fault: Fault) -> Fault:
+def _fault_at_canonical_site(fault: Fault) -> Fault:
     """The fault with the canonical name of its site; raises ``UsageError`` if no campaign can apply it."""
     site = parse_site(site_in_memory(fault.site))
     if site.kind not in SUPPORTED_TIMING_FIELDS:

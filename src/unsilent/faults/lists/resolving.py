@@ -86,21 +86,21 @@ class ModelTensors:
 def resolve_entry(entry: FaultListEntry, tensors: ModelTensors, name: str) -> tuple[Fault, ...]:
     """The faults of one trial, one per tensor; raises ``UsageError`` for a fault that does not fit the model."""
     with errors_in(name), errors_at(entry.file_position):
-        return _resolved(entry, tensors)
+        return _faults_of_entry(entry, tensors)
 
 
-def _resolved(entry: FaultListEntry, tensors: ModelTensors) -> tuple[Fault, ...]:
+def _faults_of_entry(entry: FaultListEntry, tensors: ModelTensors) -> tuple[Fault, ...]:
     faults: list[Fault] = []
     corrupts: dict[str, list[tuple[int, ListedCorruption]]] = {}
     for part in entry.corruptions:
         if isinstance(part, Fault):
-            faults.append(_checked(part, tensors))
+            faults.append(_checked_fault(part, tensors))
         else:
-            site, element = _located(part, tensors)
+            site, element = _site_and_element(part, tensors)
             if part.bit_from_sign:
                 part = replace(part, operand=tensors.regions[site, None, None].codec.bits - 1 - int(part.operand))
             corrupts.setdefault(site, []).append((element, part))
-    faults += [_joined(site, result, tensors) for site, result in corrupts.items()]
+    faults += [_joined_fault(site, result, tensors) for site, result in corrupts.items()]
     keys = [(f.site, f.step, f.occurrence) for f in faults]
     if len(set(keys)) < len(keys):
         twice = next(key for key in keys if keys.count(key) > 1)
@@ -109,7 +109,7 @@ def _resolved(entry: FaultListEntry, tensors: ModelTensors) -> tuple[Fault, ...]
     return tuple(faults)
 
 
-def _checked(fault: Fault, tensors: ModelTensors) -> Fault:
+def _checked_fault(fault: Fault, tensors: ModelTensors) -> Fault:
     """The fault under its tensor's main name, after a check of its site, dtype and shape."""
     site = parse_site(fault.site)
     if site.kind == "param":
@@ -143,7 +143,7 @@ def _nowhere(fault: Fault, tensors: ModelTensors) -> WrongEntry:
     return WrongEntry(str(unknown_name_error("site", fault.site[:80], known)), "site")
 
 
-def _located(corrupt: ListedCorruption, tensors: ModelTensors) -> tuple[str, int]:
+def _site_and_element(corrupt: ListedCorruption, tensors: ModelTensors) -> tuple[str, int]:
     """Site and flat element of a listed corruption; raises `WrongEntry` if the model has no such element."""
     columns = corrupt.columns
     with errors_at(column=columns.layer):
@@ -171,7 +171,7 @@ def _located(corrupt: ListedCorruption, tensors: ModelTensors) -> tuple[str, int
     return region.site, int(np.ravel_multi_index(index, shape))
 
 
-def _joined(site: str, result: Sequence[tuple[int, ListedCorruption]], tensors: ModelTensors) -> Fault:
+def _joined_fault(site: str, result: Sequence[tuple[int, ListedCorruption]], tensors: ModelTensors) -> Fault:
     """All corruptions of one tensor as one fault; two flips of the same bit cancel."""
     region = tensors.regions[site, None, None]
     operation = result[0][1].operation

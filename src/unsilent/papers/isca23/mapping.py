@@ -78,7 +78,7 @@ def fault_in_convolution(injection: PublishedInjection, conv: Convolution) -> Fa
     if outside.any():
         entry = int(outside.argmax())
         raise UsageError(
-            f"{injection.file_position('inj_pos', entry)}: index {_joined(index[entry])} is outside {mapped.shape}, "
+            f"{injection.file_position('inj_pos', entry)}: index {_index_text(index[entry])} is outside {mapped.shape}, "
             f"the {injection.operand} tensor of {injection.target_layer} with {conv.images} images per worker"
         )
     ours, real = mapped.to_our_index(index)
@@ -86,7 +86,7 @@ def fault_in_convolution(injection: PublishedInjection, conv: Convolution) -> Fa
         if (injection.phase, injection.operand) != ("grad_in", "first"):
             entry = int((~real).argmax())
             raise UsageError(
-                f"{injection.file_position('inj_pos', entry)}: index {_joined(index[entry])} is "
+                f"{injection.file_position('inj_pos', entry)}: index {_index_text(index[entry])} is "
                 f"{mapped.zeros_origin} in {mapped.shape}, "
                 f"the {injection.operand} tensor of {injection.target_layer}; this implementation has no such element"
             )
@@ -227,5 +227,5 @@ def _usual(operand: str, count: int) -> str:
     return run if count == length else {"out": "RD_GLB"}.get(operand, f"{run}_GLB")
 
 
-def _joined(index: Ints) -> str:
+def _index_text(index: Ints) -> str:
     return "/".join(str(i) for i in index.tolist())

@@ -35,7 +35,7 @@ class DilatedGradient:
     def __init__(self, call: OperationCall, first: Tensor, kernel: Tensor) -> None:
         _, args, _ = call
         dims = kernel.ndim - 2
-        self._stride, self._padding, self._dilation = (_each(args[i], dims) for i in (3, 4, 5))
+        self._stride, self._padding, self._dilation = (_value_for_each_dimension(args[i], dims) for i in (3, 4, 5))
         reach = [(k - 1) * d for k, d in zip(kernel.shape[2:], self._dilation, strict=True)]
         self._size = [n + r for n, r in zip(first.shape[2:], reach, strict=True)]
         self._start = [r - p for r, p in zip(reach, self._padding, strict=True)]
@@ -82,6 +82,6 @@ class DilatedGradient:
         return slice(None), slice(None), *inner
 
 
-def _each(value: int | list[int], dims: int) -> list[int]:
+def _value_for_each_dimension(value: int | list[int], dims: int) -> list[int]:
     values = [value] if isinstance(value, int) else list(value)
     return values * dims if len(values) == 1 else values

@@ -124,7 +124,9 @@ class StepInjection(DispatchMode):
         self._moment: Moment = moment
         self._whole_step = whole_step
         wanted: list[FaultOrDraw] = as_list(faults, (Fault, UnresolvedFault))
-        rank, ranks = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if _distributed() else (0, 1)
+        rank, ranks = (
+            (torch.distributed.get_rank(), torch.distributed.get_world_size()) if _is_distributed() else (0, 1)
+        )
         self._model, self._optimizers = model_inside_wrapper(model), tuple(as_list(optimizers, (Optimizer,)))
         self._wanted = (wanted if number is None else faults_in_step(wanted, number)), rank, ranks
         self._clear()
@@ -464,5 +466,5 @@ _RECOMPUTATION_TO_ITS_END = SharedContext(lambda stack: stack.enter_context(set_
 """Context in which recomputation is not stopped early, so that all its operations run."""
 
 
-def _distributed() -> bool:
+def _is_distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()

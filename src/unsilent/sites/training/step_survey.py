@@ -49,10 +49,10 @@ class SurveyedGradients(GradientInjector):
         tensors = operands_of(*call[1:])
         self._roles = [operand_number(call[0], operand) for operand in OPERANDS[1:]]
         product = operation_name(call[0]) in PRODUCTS
-        self._factors = [_shaped(tensors[n]) for n in self._roles[:2]] if product else []
+        self._factors = [_dtype_and_shape(tensors[n]) for n in self._roles[:2]] if product else []
 
     def _hand_back(self, computed: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> None:
-        above = next((_shaped(t) for t in incoming if t is not None), None)
+        above = next((_dtype_and_shape(t) for t in incoming if t is not None), None)
         for place, at in self._places.items():
             gradient, number = computed[at], self._roles.index(place) if place in self._roles else place
             if gradient is None:
@@ -123,7 +123,7 @@ class StepSurvey(StepInjection):
         if isinstance(value, Tensor):
             if not corruptible(value):
                 return
-            value = _shaped(value)
+            value = _dtype_and_shape(value)
         self._regions[site] = Region(site.text, *value)
 
     def _forward(self, met: OperationOccurrence, call: OperationCall) -> Any:
@@ -165,5 +165,5 @@ class StepSurvey(StepInjection):
         super().__exit__(*error)
 
 
-def _shaped(tensor: Tensor) -> Shaped:
+def _dtype_and_shape(tensor: Tensor) -> Shaped:
     return dtype_name(tensor.dtype), tuple(tensor.shape)

@@ -358,7 +358,7 @@ class Differences:
         Only trials in which all ranks load the corrupted file count. The intervals hold jointly.
         """
         names = dict.fromkeys(target.strategy for target in self._targets)
-        yield from self._paired(
+        yield from self._paired_differences(
             (f"{first} against {later}", self._pairs(first, "all", later, "all"))
             for first, later in itertools.combinations(names, 2)
         )
@@ -369,7 +369,7 @@ class Differences:
         The intervals hold jointly.
         """
         ways = dict.fromkeys((target.strategy, target.loaded_by) for target in self._targets)
-        yield from self._paired(
+        yield from self._paired_differences(
             (f"{strategy}, loaded by {way} against {later}", self._pairs(strategy, way, strategy, later))
             for (strategy, way), (same, later) in itertools.combinations(ways, 2)
             if strategy == same
@@ -396,7 +396,9 @@ class Differences:
         )  # fmt: skip
         return [(first[key], second[key]) for key in first if key in second]
 
-    def _paired(self, choices: Iterable[tuple[str, list[tuple[JudgedResume, JudgedResume]]]]) -> Iterator[Difference]:
+    def _paired_differences(
+        self, choices: Iterable[tuple[str, list[tuple[JudgedResume, JudgedResume]]]]
+    ) -> Iterator[Difference]:
         """Differences on paired trials; a comparison with fewer than two pairs is left out."""
         chosen = [(name, pairs) for name, pairs in choices if len(pairs) > 1]
         alone = 1 - (1 - self._confidence) / max(len(chosen), 1)

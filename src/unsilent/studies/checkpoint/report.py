@@ -169,12 +169,12 @@ def _propagation(result: CheckpointResult) -> Section:
     steps = [f"step {step}" for step in result.baseline.resumes[0].evaluated_at]
     shares = [Column.percent(step, priority=number) for number, step in enumerate(steps)]
     by_rank = [
-        {**_keys(group), "rank": rank, **_known(steps, changed)}
+        {**_keys(group), "rank": rank, **_known_shares(steps, changed)}
         for group in result.groups
         for rank, changed in enumerate(group.changed)
     ]
     by_layer = [
-        {**_names(row.target), "layer": row.layer, **_known(steps, row.changed), "not finite": row.nonfinite,
+        {**_names(row.target), "layer": row.layer, **_known_shares(steps, row.changed), "not finite": row.nonfinite,
          "extreme": row.extreme}
         for row in result.layers
     ]  # fmt: skip
@@ -192,7 +192,7 @@ def _propagation(result: CheckpointResult) -> Section:
     )
 
 
-def _known(steps: Sequence[str], shares: Floats) -> dict[str, Cell]:
+def _known_shares(steps: Sequence[str], shares: Floats) -> dict[str, Cell]:
     """Shares by evaluation step, without those that are NaN."""
     return {step: float(value) for step, value in zip(steps, shares, strict=False) if not math.isnan(value)}
 

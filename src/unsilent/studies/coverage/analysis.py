@@ -189,7 +189,7 @@ def analyse_together(
         **facts_of_stores(stores, options),
         faults=len(faults),
         severities={name: np.array([row.severity for row in faults])[mask] for name, mask in targets.items()},
-        tried={name: _tried(rows, name) for name in targets},
+        tried={name: _tried_and_followed(rows, name) for name in targets},
         ends={end: sum(row.end == end for row in rows) for end in sorted({row.end for row in rows})},
         clean_runs=len(clean.runs[CLEAN]),
         clean_steps=clean.steps,
@@ -286,7 +286,7 @@ class CleanRuns:
         return threshold_at_rate(self.scores(detector), rate) if self.steps else np.inf
 
 
-def _tried(rows: Sequence[CoverageRow], target: str) -> tuple[int, int]:
+def _tried_and_followed(rows: Sequence[CoverageRow], target: str) -> tuple[int, int]:
     drawn = [row for row in rows if row.trial.target == target]
     return sum(row.tried for row in drawn), sum(row.end == FOLLOWED for row in drawn)
 

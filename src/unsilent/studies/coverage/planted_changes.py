@@ -37,9 +37,9 @@ def workload_and_change(spec: CoverageSpec, workload: Any, kind: str, steps: int
     For a run that is longer than the training, the schedule is stretched if the training has an option for the number of steps.
     """
     more = {"steps": str(steps)} if steps > workload.steps and _has_option(spec, "steps") else {}
-    plain: Any = _loaded(spec, **more) if more else workload
+    plain: Any = _load_changed_training(spec, **more) if more else workload
     if kind == BATCH:
-        larger = _loaded(spec, **more, batch=str(BATCH_FACTOR * plain.settings["batch"]))
+        larger = _load_changed_training(spec, **more, batch=str(BATCH_FACTOR * plain.settings["batch"]))
         return plain, lambda state: _begin_epoch(state, larger)
     change = {CLEAN: lambda state: None, RATE: _lower_rates, DATA: _change_inputs}[kind]
 
@@ -54,7 +54,7 @@ def _has_option(spec: CoverageSpec, name: str) -> bool:
     return spec.workload in TRAININGS and name in TRAININGS[spec.workload].options
 
 
-def _loaded(spec: CoverageSpec, **more: str) -> Any:
+def _load_changed_training(spec: CoverageSpec, **more: str) -> Any:
     return load_training(spec.workload, {**dict(spec.options), **more}, data=spec.data)
 
 

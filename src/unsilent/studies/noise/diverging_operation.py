@@ -49,15 +49,17 @@ def find_diverging_operation(twin: StepTrace, trace: StepTrace, replica: str, st
         return None
     if list(twin.before) != list(trace.before):
         return DivergingOperation(replica, step, START)
-    pairs = _aligned(twin.operations, trace.operations)
+    pairs = _paired_operations(twin.operations, trace.operations)
     weights = {b for a, b in zip(twin.after, trace.after, strict=False) if a != b}
     source = _source(pairs, weights) or _source(pairs, None)
     return None if source is None else DivergingOperation(replica, step, *source)
 
 
-def _aligned(twin: Sequence[Operation], replica: Sequence[Operation]) -> list[tuple[Operation | None, Operation]]:
+def _paired_operations(
+    twin: Sequence[Operation], replica: Sequence[Operation]
+) -> list[tuple[Operation | None, Operation]]:
     """Each operation of ``replica``, paired with the matching operation of ``twin`` or with None."""
-    keys = [[_named(op) for op in run] for run in (twin, replica)]
+    keys = [[_operation_text(op) for op in run] for run in (twin, replica)]
     matcher = SequenceMatcher(None, keys[0], keys[1], autojunk=False)
     mapping: dict[int, Operation] = {}
     for a, b, size in matcher.get_matching_blocks():
@@ -86,7 +88,7 @@ def _source(
             needed = needed | read
         if twin is None or not read or read - computed:
             dealt = bool(drawn.intersection(op.input_hashes))
-            result = (_kind(twin, op, bool(read), dealt), *_named(op))
+            result = (_kind_of_divergence(twin, op, bool(read), dealt), *_operation_text(op))
     return result
 
 
@@ -103,7 +105,7 @@ def _drawn(operations: Sequence[Operation]) -> set[int]:
     return members
 
 
-def _kind(twin: Operation | None, op: Operation, read: bool, dealt: bool) -> str:
+def _kind_of_divergence(twin: Operation | None, op: Operation, read: bool, dealt: bool) -> str:
     if twin is None:
         return PATH
     if read:
@@ -111,7 +113,7 @@ def _kind(twin: Operation | None, op: Operation, read: bool, dealt: bool) -> str
     return RANDOM if op.is_random else MOVED if op.only_moves_data else DEALT if dealt else KERNEL
 
 
-def _named(operation: Operation) -> tuple[str, str, str]:
+def _operation_text(operation: Operation) -> tuple[str, str, str]:
     """The kernel, module and phase of an operation."""
     module = operation.name.partition("#")[0] if "#" in operation.name else ""
     return operation.kernel, module, _PHASES.get(operation.phase, "")

@@ -191,12 +191,12 @@ def _measures(result: VariantNoise) -> dict[str, str]:
         "replicas": f"{result.n}",
         "different final states": f"{result.distinct_final_states}",
         "accuracy %, mean": f"{100 * result.accuracy.mean:.2f}",
-        "  sd, points": _spread(result.accuracy.sd, same, 100, most),
+        "  sd, points": _interval_text(result.accuracy.sd, same, 100, most),
         "loss, mean": "–" if loss is None else number_text(loss.mean),
-        "  sd": _spread(None if loss is None else loss.sd, same),
-        "churn %": _spread(result.churn, same, 100, 1.0),
-        "L2, unit sphere": _spread(result.unit_sphere_distance, same, most=UNIT_MOST),
-        "L2, raw": _spread(result.raw_weight_distance, same),
+        "  sd": _interval_text(None if loss is None else loss.sd, same),
+        "churn %": _interval_text(result.churn, same, 100, 1.0),
+        "L2, unit sphere": _interval_text(result.unit_sphere_distance, same, most=UNIT_MOST),
+        "L2, raw": _interval_text(result.raw_weight_distance, same),
         "diverges at step": divergence_step_text(result),
         "churn from the twin %": _range(result.twin_churn, 100),
     }
@@ -334,7 +334,7 @@ def effect_text(changes: bool | None) -> str:
     return "not applicable" if changes is None else "yes" if changes else "no"
 
 
-def _spread(interval: Interval | None, same: bool, scale: float = 1.0, most: float = math.inf) -> str:
+def _interval_text(interval: Interval | None, same: bool, scale: float = 1.0, most: float = math.inf) -> str:
     return "–" if interval is None else "0" if same else interval_text(interval, scale, most)
 
 

@@ -248,7 +248,7 @@ def steps_to_trace(question: NoiseQuestion, store: ReplicaStore) -> Iterator[Ste
 
 
 def _effect(part: Switches, trained: ReplicaBaseline, store: ReplicaStore) -> SwitchEffect:
-    result = _compared(part, trained, store)
+    result = _effect_of_switch(part, trained, store)
     if not result.changes_bits:
         return result
     return replace(
@@ -286,7 +286,7 @@ def switch_probe_runs(part: Switches, trained: ReplicaBaseline) -> Iterator[Repl
         yield Replica(_threads(part), 0)
 
 
-def _compared(part: Switches, trained: ReplicaBaseline, store: ReplicaStore) -> SwitchEffect:
+def _effect_of_switch(part: Switches, trained: ReplicaBaseline, store: ReplicaStore) -> SwitchEffect:
     """The effect of a switch, from its stored probe runs."""
     name = part.settings[0][0]
     parts = (str(part), SWITCHES[name].kind, SWITCHES[name].varied_aspect)

@@ -87,7 +87,7 @@ def accelerator_memory(accelerator: str, items: Sequence[Item]) -> tuple[Memory,
         Block(
             name,
             min(8 * memory.size_bytes, total),
-            _altered(memory) / most,
+            _rate_of_silent_events(memory) / most,
             memory.latency or 0.0,
             memory.energy or 0.0,
         )
@@ -125,7 +125,7 @@ def _place_now(memories: Mapping[str, DescribedMemory], blocks: Sequence[Block],
     return CurrentPlace(words, np.array([worst if n is None else n for n in held], np.int64))
 
 
-def _altered(memory: DescribedMemory) -> float:
+def _rate_of_silent_events(memory: DescribedMemory) -> float:
     """The rate of events in a bit that the protection neither corrects nor reports, in 1e9 hours."""
     shares = [
         pattern.share * outcome_shares(fault_model(pattern.model), [LARGE], memory.code).shares.get(outcome, 0.0)
@@ -143,7 +143,7 @@ def pareto_memories(memory: Memory, rates: Floats, sizes: Ints) -> dict[str, Mem
     """
     free = optimal_assignment(rates, sizes, memory).choice
     plans = {"no limit": (memory, free)}
-    for name, limited in _limited(memory, free, sizes):
+    for name, limited in _variants_with_limits(memory, free, sizes):
         try:
             plans[name] = limited, optimal_assignment(rates, sizes, limited).choice
         except UsageError:  # the parameters do not fit within this limit
@@ -159,7 +159,7 @@ def pareto_memories(memory: Memory, rates: Floats, sizes: Ints) -> dict[str, Mem
     return {name: plans[name][0] for _, name in sorted(unbeaten.items())}
 
 
-def _limited(memory: Memory, free: Ints, sizes: Ints) -> Iterator[tuple[str, Memory]]:
+def _variants_with_limits(memory: Memory, free: Ints, sizes: Ints) -> Iterator[tuple[str, Memory]]:
     """Variants of a memory with different limits on its latency, then with different limits on its energy."""
     least = min(block.latency for block in memory.blocks)
     for limit in np.linspace(least, memory.latency(free, sizes), LIMITS + 1)[:-1].tolist():

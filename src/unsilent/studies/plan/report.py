@@ -225,12 +225,12 @@ def _memories_table(result: PlanResult) -> Table:
         *([] if result.raw_fit is None else [Column("FIT", "estimate", scale=result.raw_fit, of="predicted")]),
         Column("mean latency", of=lambda b: _number_cell(b.latency)),
         Column("energy", of=lambda b: _number_cell(b.energy)),
-        *(Column(f"bytes in {name}", "number", digits=",.0f", of=_used(name)) for name in result.budgets[0].used),
+        *(Column(f"bytes in {name}", "number", digits=",.0f", of=_used_budget(name)) for name in result.budgets[0].used),
     )  # fmt: skip
     return Table.of(result.budgets, columns)
 
 
-def _used(memory: str) -> Getter:
+def _used_budget(memory: str) -> Getter:
     return lambda budget: budget.used[memory]
 
 

@@ -81,7 +81,7 @@ def make_items(description: PvfBaseline, law: str, granularity: str) -> tuple[It
         item
         for tensor in description.tensors
         if (share := shares[tensor.site, tensor.dtype])
-        for item in _divided(tensor, share, granularity)
+        for item in _items_of_tensor(tensor, share, granularity)
     )
 
 
@@ -102,7 +102,7 @@ def _tensors_of(target: TargetInfo, description: PvfBaseline) -> list[TensorInfo
     return [t for t in description.tensors if owner(t) == name and target.dtype in ("", t.dtype)]
 
 
-def _divided(tensor: TensorInfo, share: float, granularity: str) -> list[Item]:
+def _items_of_tensor(tensor: TensorInfo, share: float, granularity: str) -> list[Item]:
     """The items that a tensor is divided into."""
     label, key = parse_site(tensor.site).label, (tensor.site, tensor.dtype)
     size = tensor.elements * tensor.width

@@ -152,7 +152,7 @@ def _figure(trace: FaultTrace, series: list[Figure], scale: Figure) -> Figure:
         hovermode="closest",
         margin={"l": 74, "r": 20, "t": 62, "b": 52},
         legend={"orientation": "h", "x": 0, "y": 1.07, "yanchor": "bottom", "traceorder": "normal"},
-        shapes=[*_phases(trace), *(_below(_at(row), INK, "dot") for row in faults_by_row(trace))],
+        shapes=[*_phases(trace), *(_below(_row_position(row), INK, "dot") for row in faults_by_row(trace))],
         annotations=_fault_name(trace),
         xaxis={"range": [-0.03 * count - 1, count * 1.02], "title": title, "showgrid": False},
         yaxis={"type": "log", **scale},
@@ -176,10 +176,10 @@ def _fault_name(trace: FaultTrace) -> list[Figure]:
     text = {"text": " fault " if count == 1 else f" {count_text(count, 'fault')} ", "font": {"size": 12, "color": INK}}
     place = {"y": 1.0, "yref": "paper", "yanchor": "bottom", "showarrow": False}
     side = [(row, "right" if row > 0.75 * len(trace.rows) else "left") for row in faults_by_row(trace)]
-    return [{**text, **place, "x": _at(row), "xanchor": anchor} for row, anchor in side[:1]]
+    return [{**text, **place, "x": _row_position(row), "xanchor": anchor} for row, anchor in side[:1]]
 
 
-def _at(row: int) -> float:
+def _row_position(row: int) -> float:
     return -0.5 if row == BEFORE_FIRST_ROW else float(row)
 
 

@@ -131,7 +131,7 @@ def _sections(trace: FaultTrace) -> Iterator[Section]:
     lines = [_line(trace, line, corrupted) for line in rows_to_show(trace)]
     if BEFORE_FIRST_ROW in corrupted:
         early = count_text(len(corrupted[BEFORE_FIRST_ROW]), "fault")
-        lines.insert(0, _words(f"▶ {early} before the first operation", strong=True))
+        lines.insert(0, _text_row(f"▶ {early} before the first operation", strong=True))
     page = Table(COLUMNS, tuple(_row(trace, i, i in corrupted) for i in shown[:ROWS]), terminal_rows=0, sortable=True)
     parts: tuple[Part, ...] = (Table(COLUMNS, tuple(lines), terminal_rows=len(lines), on_page=False), page)
     yield Section("Outputs that differ", lead, parts)
@@ -195,10 +195,10 @@ def _line(trace: FaultTrace, line: int | OmittedRows, corrupted: Container[int])
     if isinstance(line, int):
         return _row(trace, line, line in corrupted, NAME)
     text = f", {line.changed:,} of them changed" if line.changed else " unchanged"
-    return _words(f"… {count_text(line.rows, 'output')}{text}")
+    return _text_row(f"… {count_text(line.rows, 'output')}{text}")
 
 
-def _words(text: str, strong: bool = False) -> TableRow:
+def _text_row(text: str, strong: bool = False) -> TableRow:
     return TableRow((text, *[""] * (len(COLUMNS) - 1)), strong)
 
 

@@ -54,7 +54,7 @@ def analyse(store: PvfStore, question: PvfEstimator) -> PvfResult:
     Raises ``StoreError`` if the store has contents that no campaign writes.
     """
     try:
-        return _analysed(store, question)
+        return _result_of_question(store, question)
     except (KeyError, IndexError, OverflowError, ZeroDivisionError) as error:  # its parts do not fit together
         raise StoreError(
             f"the store is damaged: its contents are inconsistent ({type(error).__name__}: {error}); use a backup copy"
@@ -62,7 +62,7 @@ def analyse(store: PvfStore, question: PvfEstimator) -> PvfResult:
 
 
 # Long because the result has so many fields, each of which is computed once, here.
-def _analysed(store: PvfStore, question: PvfEstimator) -> PvfResult:
+def _result_of_question(store: PvfStore, question: PvfEstimator) -> PvfResult:
     spec, description = store.spec, store.baseline
     question = question.with_default_unit(spec.is_transient)
     unit = question.unit or "sample"

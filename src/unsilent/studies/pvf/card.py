@@ -169,7 +169,7 @@ def make_card(store: PvfStore, question: PvfEstimator) -> PvfCard:
         "notes": [*result.notes, *result.imprecise_rows],
     }
     # Fields of a result's row that a card's row does not have are left out when the card is read.
-    card = _typed(json.dumps(as_json_values(values)), f"the card of {store.path}")
+    card = _parse_card(json.dumps(as_json_values(values)), f"the card of {store.path}")
     return replace(card, sha256=checksum(card_json(card)))
 
 
@@ -249,21 +249,24 @@ def read_card(path: Path) -> PvfCard:
 
     Raises ``UsageError`` for a file that is not a card, is damaged, or has an unknown version.
     """
-    values = _parsed(content := read_plain(path, MOST_BYTES, f"the card {path}"), path)
+    values = _parse_json_object(content := read_plain(path, MOST_BYTES, f"the card {path}"), path)
     if values.get("schema") != SCHEMA:
-        raise UsageError(f"{path} is not a PVF card: its schema is {_short(values.get('schema'))}, expected {SCHEMA!r}")
+        raise UsageError(
+            f"{path} is not a PVF card: its schema is {_short_value(values.get('schema'))}, expected {SCHEMA!r}"
+        )
     version = values.get("version")
     if type(version) is not int or version not in KNOWN:
         known = ", ".join(map(str, KNOWN))
         raise UsageError(
-            f"{path} is a card of version {_short(version)}, expected one of: {known}; read it with the version of Unsilent "
+            f"{path} is a card of version {_short_value(version)}, expected one of: {known}; "
+            "read it with the version of Unsilent "
             "that made it"
         )
     if values.get("sha256") != checksum(values):
         raise UsageError(
             f"{path} does not match the checksum in it: it was changed or truncated; get it from its source again"
         )
-    card = _typed(content.decode(), str(path))
+    card = _parse_card(content.decode(), str(path))
     if sorted_json_text(card_json(card)) != sorted_json_text(values):
         raise UsageError(f"{path} is not a valid PVF card: it has fields or values that no card can have")
     wrong = next(_impossible(card), None)
@@ -272,7 +275,7 @@ def read_card(path: Path) -> PvfCard:
     return card
 
 
-def _parsed(content: bytes, path: Path) -> dict[str, Any]:
+def _parse_json_object(content: bytes, path: Path) -> dict[str, Any]:
     """Parse a JSON object with finite numbers and unique keys; raises ``UsageError``."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -289,14 +292,14 @@ def _parsed(content: bytes, path: Path) -> dict[str, Any]:
         values = parse_json(content, object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
     except (ValueError, RecursionError) as error:
         raise UsageError(
-            f"{path} is not a PVF card: it cannot be read as JSON ({_short(error)}); give a card or a store"
+            f"{path} is not a PVF card: it cannot be read as JSON ({_short_value(error)}); give a card or a store"
         ) from None
     if not isinstance(values, dict):
         raise UsageError(f"{path} is not a PVF card: it holds {type(values).__name__}, expected a JSON object")
     return values
 
 
-def _typed(text: str, name: str) -> PvfCard:
+def _parse_card(text: str, name: str) -> PvfCard:
     """Parse a JSON text as a card and check the types of its fields; raises ``UsageError``."""
     from pydantic import TypeAdapter, ValidationError
 
@@ -305,9 +308,11 @@ def _typed(text: str, name: str) -> PvfCard:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise UsageError(f"{name} is not a valid PVF card: {_short(where)}: {_short(first['msg'])}") from None
+        raise UsageError(
+            f"{name} is not a valid PVF card: {_short_value(where)}: {_short_value(first['msg'])}"
+        ) from None
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{name} is not a valid PVF card: {_short(error)}") from None
+        raise UsageError(f"{name} is not a valid PVF card: {_short_value(error)}") from None
 
 
 def _impossible(card: PvfCard) -> Iterator[str]:
@@ -327,7 +332,7 @@ def _are_limits(value: EstimateWithLimits, most: float) -> bool:
     return 0 <= value.low <= (value.low if value.estimate is None else value.estimate) <= value.high <= most
 
 
-def _short(value: object) -> str:
+def _short_value(value: object) -> str:
     """A short, printable text of a value from a file."""
     text = value if isinstance(value, str) else repr(value) if not isinstance(value, Exception) else str(value)
     return text.encode("unicode_escape").decode()[:80]

@@ -156,7 +156,7 @@ def compared_rows(
     rows: Sequence[tuple[PvfRow, PvfRow, RowTrials, RowTrials]], question: PvfEstimator
 ) -> list[ComparedRow]:
     """Compare each pair of rows, and correct the p values for the number of rows of a level."""
-    result = [_compared(*row, question) for row in rows]
+    result = [_compared_row(*row, question) for row in rows]
     levels: dict[str, dict[int, float]] = defaultdict(dict)
     for i, row in enumerate(result):
         if row.p is not None:
@@ -175,7 +175,9 @@ def row_key(row: PvfRow) -> RowKey:
 # -- one row ---------------------------------------------------------------------------------------------------------
 
 
-def _compared(a: PvfRow, b: PvfRow, trials_a: RowTrials, trials_b: RowTrials, question: PvfEstimator) -> ComparedRow:
+def _compared_row(
+    a: PvfRow, b: PvfRow, trials_a: RowTrials, trials_b: RowTrials, question: PvfEstimator
+) -> ComparedRow:
     interval_at = difference_by_confidence(trials_a, trials_b, question)
     apart = interval_at(question.confidence)
     p = None if apart.estimate is None else p_value(interval_at)
@@ -184,7 +186,7 @@ def _compared(a: PvfRow, b: PvfRow, trials_a: RowTrials, trials_b: RowTrials, qu
         a=a,
         b=b,
         difference=apart,
-        ratio=_combined(ratio, trials_a, trials_b, question),
+        ratio=_combined_estimates(ratio, trials_a, trials_b, question),
         p=p,
         adjusted_p=p,
         differs=False,
@@ -200,17 +202,17 @@ def difference_by_confidence(
     samples = trials_a.sample, trials_b.sample
     drawn = not any(sample.exhaustive_of or sample.not_run_counts for sample in samples)
     if drawn and same_faults(trials_a, trials_b):
-        return _paired(*samples)
+        return _paired_intervals(*samples)
 
     def interval_at(confidence: float) -> Interval:
-        return _combined(
+        return _combined_estimates(
             difference, trials_a, trials_b, replace(question, confidence=max(confidence, LEAST_CONFIDENCE))
         )
 
     return interval_at
 
 
-def _combined(
+def _combined_estimates(
     combine: Callable[[Interval, Interval], Interval], trials_a: RowTrials, trials_b: RowTrials, question: PvfEstimator
 ) -> Interval:
     """The difference or ratio of two estimates, B against A.
@@ -225,7 +227,7 @@ def _combined(
     return replace(bounds, estimate=result.estimate, method=f"{result.method}, {PART_OF_LIST}")
 
 
-def _paired(sample_a: StratifiedTrials, sample_b: StratifiedTrials) -> Callable[[float], Interval]:
+def _paired_intervals(sample_a: StratifiedTrials, sample_b: StratifiedTrials) -> Callable[[float], Interval]:
     whole = sum(s.share for s in sample_a.strata)
     pairs = zip(sample_a.strata, sample_b.strata, strict=True)
     strata = [
@@ -277,7 +279,8 @@ def _sides(store: PvfStore, question: PvfEstimator) -> dict[RowKey, RowTrials]:
     stored = StoredTrials(store, question.unit or "sample")
     groups = [g for flips in stored.spec.flips for g in target_groups(stored, flips)]
     sides = {
-        _key(g): RowTrials(g.sample, tuple(_trials(_counting(stored, g, t.name)) for t in g.targets)) for g in groups
+        _key_of_group(g): RowTrials(g.sample, tuple(_trials(_counting(stored, g, t.name)) for t in g.targets))
+        for g in groups
     }
     if stored.spec.per == "component" and 1 in stored.spec.flips:
         rows = (row for (_, flips), mine in stored.rows.items() if flips == 1 for row in mine if stored.is_counted(row))
@@ -285,7 +288,7 @@ def _sides(store: PvfStore, question: PvfEstimator) -> dict[RowKey, RowTrials]:
         fell = rows_by_layer(hits)
         for group in layer_groups(hits, stored):
             parts = (fell[group.parent, group.name][target.name] for target in group.targets)
-            sides[_key(group)] = RowTrials(group.sample, tuple(map(_trials, parts)))
+            sides[_key_of_group(group)] = RowTrials(group.sample, tuple(map(_trials, parts)))
     return sides
 
 
@@ -299,7 +302,7 @@ def _trials(rows: Sequence[PvfTrialRow]) -> tuple[bytes, ...]:
     return tuple(xxhash.xxh3_128_digest(f"{row.trial}|{row.faults}".encode()) for row in rows)
 
 
-def _key(group: RowScope) -> RowKey:
+def _key_of_group(group: RowScope) -> RowKey:
     return group.level, group.parent, group.name, group.flips
 
 

@@ -25,7 +25,7 @@ def lost_cells(result: PvfResult, row: PvfRow) -> tuple[TextCell, ...]:
     """The cells of a row for the lost task metric."""
     if row.score_lost is None:
         return ()
-    return tuple(_cell(text, lost) for text, lost in _shown(result, row.score_lost))
+    return tuple(_cell(text, lost) for text, lost in _score_texts(result, row.score_lost))
 
 
 def _cell(text: EstimateText, lost: LostScore) -> TextCell:
@@ -33,7 +33,7 @@ def _cell(text: EstimateText, lost: LostScore) -> TextCell:
     return TextCell(shown, NO_ESTIMATE_KEY if lost.estimate is None else lost.estimate)
 
 
-def _shown(result: PvfResult, lost: LostScore) -> Iterator[tuple[EstimateText, LostScore]]:
+def _score_texts(result: PvfResult, lost: LostScore) -> Iterator[tuple[EstimateText, LostScore]]:
     if result.golden_score is None:
         yield estimate_text(lost), lost
         return
@@ -46,7 +46,7 @@ def lost_numbers(result: PvfResult, row: PvfRow) -> Iterator[tuple[str, str, str
     """Key numbers on the lost task metric, for the head of the page: term, value and small text."""
     if row.score_lost is None or row.score_lost.estimate is None:
         return
-    for name, (text, lost) in zip(lost_columns(result), _shown(result, row.score_lost), strict=True):
+    for name, (text, lost) in zip(lost_columns(result), _score_texts(result, row.score_lost), strict=True):
         points = " points" if result.golden_score is None else ""
         yield f"{name} per fault", f"{text.estimate}{points}", text.limits if lost.estimate else ""
     if result.golden_score is not None:

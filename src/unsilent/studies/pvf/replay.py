@@ -62,19 +62,19 @@ def replay_pvf_trial(
             _check_alive(again, trial)
         receipt = executor.ask_runner("receipt", number) if log else None
         spread = executor.ask_runner("trace", number, chosen) if trace else None
-    parts = [f"stored: {_counted(stored)}", f"again:  {_counted(again)}"]
+    parts = [f"stored: {_counts_text(stored)}", f"again:  {_counts_text(again)}"]
     parts += [f"raised: {again.error}"] if again.error else []
     return TrialReplay(
         stored,
         again,
         (*parts, f"fault:  {describe_faults(stored)}"),
         {} if spread is None else {"batch": chosen, "trace": spread.to_json()},
-        None if spread is None else _spread(store, again, spread, chosen or 0),
+        None if spread is None else _trace_report(store, again, spread, chosen or 0),
         () if receipt is None else tuple(trial_lines(receipt)),
     )
 
 
-def _spread(store: PvfStore, row: PvfTrialRow, trace: FaultTrace, batch: int) -> Report:
+def _trace_report(store: PvfStore, row: PvfTrialRow, trace: FaultTrace, batch: int) -> Report:
     """The report on the trace of a trial."""
     from unsilent.studies.propagation_report import report
 
@@ -85,7 +85,7 @@ def _spread(store: PvfStore, row: PvfTrialRow, trace: FaultTrace, batch: int) ->
         ("store", str(store.path)),
         ("trial", str(row.trial)),
         ("batch", f"{place}, {count_text(baseline.samples[batch], 'sample')}"),
-        ("ended", _counted(row)),
+        ("ended", _counts_text(row)),
         ("versions", ", ".join(f"{name} {version}" for name, version in baseline.versions.items())),
     )
     return report(trace, f"how the fault of {row.trial} spreads: batch {batch} of {spec.workload}", facts)
@@ -134,7 +134,7 @@ def _drawable(spec: PvfSpec, stored: PvfTrialRow) -> Iterator[tuple[PvfSpec, Tri
         yield list_of_one, stored.trial._replace(k=0), ("faults", "faults_as")
 
 
-def _counted(row: PvfTrialRow) -> str:
+def _counts_text(row: PvfTrialRow) -> str:
     """The number of samples by outcome, as text."""
     return ", ".join(f"{n} {name}" for name, n in row.derived().items() if n)
 

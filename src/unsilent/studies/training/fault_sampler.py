@@ -131,7 +131,7 @@ class FaultSampler:
             return self._operation(rng)
         if trial.target not in self._memory:
             raise unknown_name_error("target", trial.target, [t.name for t in self.targets])
-        return self._held(trial.target, rng)
+        return self._draw_held_fault(trial.target, rng)
 
     def _operation(self, rng: np.random.Generator) -> SampledFault:
         step = int(rng.integers(self.steps))
@@ -143,7 +143,7 @@ class FaultSampler:
         fault = kind.fault_at_operation(place, int(rng.integers(2**62)))
         return SampledFault(InjectionPoint(step, fault.site, place.phase, place.layer, kind.name), (fault,), kind.lasts)
 
-    def _held(self, target: str, rng: np.random.Generator) -> SampledFault:
+    def _draw_held_fault(self, target: str, rng: np.random.Generator) -> SampledFault:
         regions = self._memory[target]
         first = 1 if target.startswith(STATE) and self.steps > 1 else 0  # optimizers make their state in the first step
         begin, last = self._model.begins or (0, self.steps - 1)

@@ -113,7 +113,7 @@ def run_guarded_trial(
 
     reason = "missed"
     with (
-        _unreported(),
+        _without_guard_messages(),
         guard_training(
             state, on_alarm=lambda a: alarms.append((state.step - 1, a)), snapshot_interval=SNAPSHOT_INTERVAL, spread=1
         ) as guard,
@@ -142,7 +142,7 @@ def run_guarded_trial(
 
 
 @contextmanager
-def _unreported() -> Iterator[None]:
+def _without_guard_messages() -> Iterator[None]:
     """A context in which the guard neither logs nor warns."""
     log = logging.getLogger(LOGGER)
     before, log.disabled = log.disabled, True

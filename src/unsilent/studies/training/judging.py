@@ -127,8 +127,8 @@ class TrainingJudge:
             trial=str(row.trial),
             trial_description=f"{s.model} at {s.site}, step {s.step}",
             step=s.step,
-            metric=_rounded(averaged(ending.metric, window)),
-            golden=_rounded(averaged(golden.metric, window)),
+            metric=_rounded_curve(averaged(ending.metric, window)),
+            golden=_rounded_curve(averaged(golden.metric, window)),
             losses=tuple(x if np.isfinite(x) else None for x in ending.losses.tolist()),
             test_accuracy=None if np.isnan(row.test_accuracy) else row.test_accuracy,
         )
@@ -210,5 +210,5 @@ def backward_against_forward(trials: Sequence[JudgedTrial], confidence: float) -
         yield Contrast(name, "backward", "forward", backward, forward, gap)
 
 
-def _rounded(curve: Floats) -> tuple[float, ...]:
+def _rounded_curve(curve: Floats) -> tuple[float, ...]:
     return tuple(np.round(curve, 5).tolist())

@@ -238,7 +238,7 @@ def _sections(result: TrainingResult) -> Iterator[Section]:
         "Under the guard",
         "Every trial that ended different from the fault-free run was repeated under the guard. The size of a harmful fault is "
         "the largest value written, as a multiple of the largest value in the corrupted tensor before the fault.",
-        tuple(_guarded(result)),
+        tuple(_guard_parts(result)),
     )
     yield _examples(result)
     columns = map(Column.text, ("threshold", "value", "what it is", "source of the default"))
@@ -335,7 +335,7 @@ def _parts_table(result: TrainingResult) -> Table:
     return Table.of(parts, PART_COLUMNS, title, terminal_rows=GROUPS, more_rows_text=more, sortable=True)
 
 
-def _guarded(result: TrainingResult) -> Iterator[Part]:
+def _guard_parts(result: TrainingResult) -> Iterator[Part]:
     guard = result.guard
     if guard is None:
         return

@@ -82,7 +82,9 @@ class EarlyEndRule:
 
 def parse_weighted_models(text_or_list: Any) -> tuple[tuple[str, float], ...]:
     """Parse fault models with optional weights, like ``RD`` and ``2*RD``; raises ``UsageError``."""
-    return tuple(_weighted(item) for item in ([text_or_list] if isinstance(text_or_list, str) else text_or_list))
+    return tuple(
+        _preset_and_weight(item) for item in ([text_or_list] if isinstance(text_or_list, str) else text_or_list)
+    )
 
 
 def weighted_models_text(faults: Any) -> list[str]:
@@ -90,7 +92,7 @@ def weighted_models_text(faults: Any) -> list[str]:
     return [name if weight == 1 else f"{weight:.15g}*{name}" for name, weight in faults]
 
 
-def _weighted(text: str) -> tuple[str, float]:
+def _preset_and_weight(text: str) -> tuple[str, float]:
     from unsilent.faults.fault_texts import from_text, split_from, split_weight
     from unsilent.faults.hardware.presets import PRESETS
     from unsilent.faults.mixtures import lasting_fault_model

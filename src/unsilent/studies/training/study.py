@@ -145,7 +145,7 @@ def read_training(store: TrainingStore, reading: TrainingAnalysisOptions) -> Tra
     seconds, cpu_seconds = store.total_session_seconds()
     shown = [c for some in curves.values() for c in some]
     return TrainingResult(
-        workload=_named(baseline.name, spec.workload),
+        workload=_training_name(baseline.name, spec.workload),
         command=store.largest_budget()[1],
         spec=spec.to_json(),
         campaign=baseline.campaign,
@@ -182,7 +182,7 @@ def read_training(store: TrainingStore, reading: TrainingAnalysisOptions) -> Tra
     )
 
 
-def _named(name: str, workload: str) -> str:
+def _training_name(name: str, workload: str) -> str:
     """The name of the training; file and function if it has no name."""
     path, colon, function = workload.rpartition(":")
     return name if name != UNNAMED else PurePath(path).name + colon + function

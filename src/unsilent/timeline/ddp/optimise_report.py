@@ -130,13 +130,13 @@ def find_settings(job: DdpJob, programs: Mapping[str, LinkCost] | None = None) -
     is_halved = job.cost.grows and job.item_bytes in (-1, 4)
     precisions = list(PRECISIONS) if is_halved else ["fp32"]
     costs = {FLAT: job.cost, **(programs or {})}
-    tried = {name: optimise(job.steps, costs[name], precisions) for name in _undominated(costs, job.steps)}
+    tried = {name: optimise(job.steps, costs[name], precisions) for name in _programs_not_beaten(costs, job.steps)}
     best = min(tried, key=lambda name: (round(tried[name][0].mean, 9), name != FLAT))
     recorded = DdpSettings((), "fp32", job.buckets, job.replayed())
     return Optimised(job, recorded, predict(job.steps, job.cost), tried[best], best, costs[best])
 
 
-def _undominated(costs: Mapping[str, LinkCost], steps: DdpSteps) -> Iterator[str]:
+def _programs_not_beaten(costs: Mapping[str, LinkCost], steps: DdpSteps) -> Iterator[str]:
     """Names of the reduction programs that no other program beats at every size.
 
     DDP's own is always among them.

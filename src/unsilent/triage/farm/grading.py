@@ -93,21 +93,21 @@ def grade_incident(planned: PlannedIncident, incident: Path, twin: Path) -> tupl
     """Execute all possible queries on an incident and on its twin, and grade them."""
     bundle, twin_bundle = Bundle(incident), Bundle(twin)
     return tuple(
-        _graded(planned, bundle, twin_bundle, possible.query)
+        _graded_query(planned, bundle, twin_bundle, possible.query)
         for possible in possible_queries(bundle, candidates_of(bundle))
     )
 
 
-def _graded(planned: PlannedIncident, bundle: Bundle, twin: Bundle, query: Query) -> GradedQuery:
+def _graded_query(planned: PlannedIncident, bundle: Bundle, twin: Bundle, query: Query) -> GradedQuery:
     begun = time.perf_counter()
-    finding = _executed(bundle, query)
+    finding = _finding_of_query(bundle, query)
     seconds = time.perf_counter() - begun
-    same = _executed(twin, query)
+    same = _finding_of_query(twin, query)
     query_grade = grade(planned, finding, same)
     return GradedQuery(query, query_grade, finding.outcome, finding.kind, is_same(finding, same), seconds)
 
 
-def _executed(bundle: Bundle, query: Query) -> Finding:
+def _finding_of_query(bundle: Bundle, query: Query) -> Finding:
     """The finding of a query, with paths relative to the folder of the incident."""
     finding = execute(bundle, query)
     return replace(finding, tensor=finding.tensor.replace(f"{bundle.folder}/", ""))

@@ -101,7 +101,7 @@ def read_labels(path: Path) -> list[LabelledIncident]:
     numbers: set[int] = set()
     for place, content in enumerate(read_lines(path, MOST_BYTES, MOST_LINE), 1):
         try:
-            incident = _parsed(content, path.parent)
+            incident = _incident_of_line(content, path.parent)
             if incident.planned.number in numbers:
                 raise ValueError(f"number {incident.planned.number} is in an earlier line as well")
         except (ValueError, UsageError) as error:
@@ -133,7 +133,7 @@ class _Line:
     graded: tuple[_Grade, ...]
 
 
-def _parsed(content: bytes, collection: Path) -> LabelledIncident:
+def _incident_of_line(content: bytes, collection: Path) -> LabelledIncident:
     """The incident of one line in the file of labels.
 
     Raises ``ValueError``, or ``UsageError`` for invalid blanks.
@@ -145,10 +145,15 @@ def _parsed(content: bytes, collection: Path) -> LabelledIncident:
     folder = PurePosixPath(line.folder)
     if folder.is_absolute() or ".." in folder.parts or not folder.parts:
         raise ValueError(f"folder is {line.folder[:40]!r}; expected one below that of the collection")
-    return LabelledIncident(_checked(line.planned), collection / folder, line.group, tuple(map(_graded, line.graded)))
+    return LabelledIncident(
+        _checked_incident(line.planned),
+        collection / folder,
+        line.group,
+        tuple(map(_graded_query_of_values, line.graded)),
+    )
 
 
-def _checked(planned: PlannedIncident) -> PlannedIncident:
+def _checked_incident(planned: PlannedIncident) -> PlannedIncident:
     if planned.family in FAMILIES and planned.kind not in FAMILIES[planned.family]:
         raise ValueError(f"kind is {planned.kind[:40]!r}, which {planned.family} does not have")
     check_range("world_size", planned.world_size, 1, 2**20)
@@ -156,7 +161,7 @@ def _checked(planned: PlannedIncident) -> PlannedIncident:
     return planned
 
 
-def _graded(values: _Grade) -> GradedQuery:
+def _graded_query_of_values(values: _Grade) -> GradedQuery:
     check_range("grade", values.grade, 0, RIGHT)
     if not math.isfinite(values.seconds) or values.seconds < 0:
         raise ValueError(f"seconds is {values.seconds}; expected a number from 0")

@@ -137,21 +137,21 @@ def report_text(symptoms: Symptoms, rng: np.random.Generator, family: str) -> st
     if style < _EMPTY:
         return ""
     if style < _HYPOTHESIS:
-        return _joined(say("vague"), say("hypothesis"))
+        return _joined_sentences(say("vague"), say("hypothesis"))
     if style < _PLACE:
         ranks = symptoms.ranks[1:] if style < _WRONG_PLACE and len(symptoms.ranks) > 1 else symptoms.ranks[:1]
-        return _joined(say(seen[0]), say("place", int(rng.choice(ranks)) if ranks else 0))
+        return _joined_sentences(say(seen[0]), say("place", int(rng.choice(ranks)) if ranks else 0))
     if style < _VAGUE:
-        return _joined(say("vague"))
-    text = _joined(*map(say, seen))
-    return _mistyped(text, rng) if style < _TYPING else text
+        return _joined_sentences(say("vague"))
+    text = _joined_sentences(*map(say, seen))
+    return _with_typing_errors(text, rng) if style < _TYPING else text
 
 
-def _joined(*sentences: str) -> str:
+def _joined_sentences(*sentences: str) -> str:
     return ". ".join(sentences) + "\n"
 
 
-def _mistyped(text: str, rng: np.random.Generator) -> str:
+def _with_typing_errors(text: str, rng: np.random.Generator) -> str:
     """The text with two neighbouring letters swapped in some words."""
     words = text.split(" ")
     for place, word in enumerate(words):

@@ -70,13 +70,17 @@ def differing_settings(bundle: Bundle) -> dict[str, tuple[Any, Any]]:
         return {}
     counted = [name for name in {**now, **earlier} if not NOT_COUNTED.fullmatch(name.rpartition("/")[2])]
     both = {name: (earlier.get(name, _ABSENT), now.get(name, _ABSENT)) for name in counted}
-    return {name: (then, value) for name, (then, value) in both.items() if _plain(then) != _plain(value)}
+    return {
+        name: (then, value)
+        for name, (then, value) in both.items()
+        if _normalised_value(then) != _normalised_value(value)
+    }
 
 
 _ABSENT = "no such setting"
 
 
-def _plain(value: Any) -> Any:
+def _normalised_value(value: Any) -> Any:
     """A value normalised for comparison: numbers in text are parsed, and empty values count as absent."""
     if value is None or value in ("", _ABSENT, [], {}):
         return None

@@ -35,8 +35,8 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
     alone = [
         by_rank for by_rank in of_rank if len(by_rank) == 1 and all(error.names_rank for error in by_rank.values())
     ]
-    best = min(alone or of_rank, key=lambda by_rank: (len(by_rank), *_first(bundle, by_rank)))
-    step, number, rank = _first(bundle, best)
+    best = min(alone or of_rank, key=lambda by_rank: (len(by_rank), *_earliest_error(bundle, by_rank)))
+    step, number, rank = _earliest_error(bundle, best)
     text = f"line {number:,} of the log of rank {rank}: {best[rank].text}"
     known = None if math.isinf(step) else int(step)
     if not alone:
@@ -46,7 +46,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
             outcome=Outcome.DIFFERS, text=f"{text}; {why}", kind=FindingKind.LOGGED_ERROR, ranks=ranks, step=known,
             missing=missing,
         )  # fmt: skip
-    at_once = {rank for by_rank in alone for rank in by_rank if _first(bundle, by_rank)[0] == step}
+    at_once = {rank for by_rank in alone for rank in by_rank if _earliest_error(bundle, by_rank)[0] == step}
     return placed(
         text, sorted(at_once), "other ranks log errors of their own in this step", len(logs) > 1,
         kind=FindingKind.LOGGED_ERROR, step=known, missing=missing,
@@ -65,7 +65,7 @@ def _unusual(bundle: Bundle, logs: Mapping[int, tuple[LoggedError, ...]], before
     return [*first.values()]
 
 
-def _first(bundle: Bundle, by_rank: Mapping[int, LoggedError]) -> tuple[float, int, int]:
+def _earliest_error(bundle: Bundle, by_rank: Mapping[int, LoggedError]) -> tuple[float, int, int]:
     """Step, line number and rank of the earliest of some errors."""
     return min((_step(bundle, error), error.number, rank) for rank, error in by_rank.items())
 

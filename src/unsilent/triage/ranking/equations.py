@@ -147,12 +147,12 @@ class EquationsOrder:
         The first have shape [incidents, templates].
         """
         nodes, counts = self.network.trees(), [len(incident.templates) for incident in inputs]
-        telemetry = _scaled(torch.stack([incident.telemetry for incident in inputs]), self.telemetry)
+        telemetry = _scaled_features(torch.stack([incident.telemetry for incident in inputs]), self.telemetry)
         scores = self.network.template_scores(nodes, torch.stack([incident.report for incident in inputs]), telemetry)
         owner = torch.repeat_interleave(torch.arange(len(inputs)), torch.tensor(counts))
         templates = torch.cat([incident.templates for incident in inputs])
         is_asked = torch.zeros_like(scores, dtype=torch.bool).index_put((owner, templates), torch.tensor(True))
-        rows = _scaled(torch.cat([incident.candidates for incident in inputs]), self.candidate)
+        rows = _scaled_features(torch.cat([incident.candidates for incident in inputs]), self.candidate)
         values = self.network.value_scores(nodes, torch.cat([*blanks]), rows)
         groups = owner * len(NAMES) + templates
         total = torch.zeros(len(inputs) * len(NAMES)).index_add(0, groups, values.clamp(-50, 50).exp())
@@ -217,5 +217,5 @@ def _scale(rows: Tensor) -> tuple[Tensor, Tensor]:
     return rows.mean(0), rows.std(0, correction=0).clamp(min=1e-3)
 
 
-def _scaled(rows: Tensor, scale: tuple[Tensor, Tensor]) -> Tensor:
+def _scaled_features(rows: Tensor, scale: tuple[Tensor, Tensor]) -> Tensor:
     return ((rows - scale[0]) / scale[1]).clamp(-10, 10)

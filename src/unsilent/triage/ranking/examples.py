@@ -51,13 +51,13 @@ def without_verdicts(examples: Sequence[Example]) -> list[Example]:
             continue
         bundle = Bundle(example.signals.bundle.folder)
         bundle.incident = replace(bundle.incident, fault_verdict=None)
-        graded = tuple((possible, _unanswered(graded_query)) for possible, graded_query in example.graded)
+        graded = tuple((possible, _as_unanswered(graded_query)) for possible, graded_query in example.graded)
         if example.is_healthy or not all(graded_query.is_same for _, graded_query in graded):
             result.append(replace(example, signals=replace(example.signals, bundle=bundle), graded=graded))
     return result
 
 
-def _unanswered(graded: GradedQuery) -> GradedQuery:
+def _as_unanswered(graded: GradedQuery) -> GradedQuery:
     if graded.query.template != READ_VERDICT:
         return graded
     return replace(graded, grade=0, outcome=Outcome.UNANSWERED, kind=None, is_same=True)

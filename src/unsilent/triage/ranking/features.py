@@ -83,7 +83,7 @@ def _series_features(bundle: Bundle) -> Numbers:
         gaps = [_shift(rank_series, before, bundle.incident.step, feature) for rank_series in series.values()]
         at, after = (np.array([gap[place] for gap in gaps if math.isfinite(gap[place])]) for place in (0, 1))
         result |= {
-            f"change of {feature} at the alarm": _signed(at), f"change of {feature} after it": _signed(after),
+            f"change of {feature} at the alarm": _largest_change(at), f"change of {feature} after it": _largest_change(after),
             f"difference between ranks in it, {feature}": _log(float(np.ptp(after)) if len(after) else 0.0),
         }  # fmt: skip
     return result
@@ -117,7 +117,7 @@ def _shift(series: RankSeries, before: int, step: int, feature: str) -> tuple[fl
     return float(largest), float(np.median(after)) if after.size else math.nan
 
 
-def _signed(changes: Floats) -> float:
+def _largest_change(changes: Floats) -> float:
     """The change with the largest magnitude, with its sign, or 0 if there is none."""
     return float(np.clip(changes[np.abs(changes).argmax()], -30, 30)) if len(changes) else 0.0
 

@@ -75,10 +75,12 @@ def read_model(path: Path) -> Model:
         incident, candidate = (tuple(map(str, about[name])) for name in ("incident", "candidate"))
         if max(len(incident), len(candidate)) > MOST_FEATURES:
             raise ValueError(f"more than {MOST_FEATURES} features")
-        words = Words(_checked(arrays, "weights", (COLUMNS,)), _checked(arrays, "directions", (DIRECTIONS, COLUMNS)))
+        words = Words(
+            _checked_array(arrays, "weights", (COLUMNS,)), _checked_array(arrays, "directions", (DIRECTIONS, COLUMNS))
+        )
         return Model(
             _trees(arrays, words, incident, candidate), _equations(arrays, words, len(incident), len(candidate)),
-            _known(arrays, len(incident)),
+            _known_incidents(arrays, len(incident)),
         )  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} is not a model of triage ({first_line(error)[:200]}); expected {EXPECTED}") from None
@@ -99,23 +101,23 @@ def _trees(arrays: Arrays, words: Words, incident: tuple[str, ...], candidate: t
 def _equations(arrays: Arrays, words: Words, telemetry: int, candidate: int) -> EquationsOrder:
     order = EquationsOrder.empty(words, telemetry, candidate)
     for name, tensor in order.tensors().items():
-        array = _checked(arrays, f"{EQUATIONS}/{name}", tuple(tensor.shape), np.float32)
+        array = _checked_array(arrays, f"{EQUATIONS}/{name}", tuple(tensor.shape), np.float32)
         tensor.copy_(torch.from_numpy(array))
     return order
 
 
-def _known(arrays: Arrays, features: int) -> KnownIncidents:
+def _known_incidents(arrays: Arrays, features: int) -> KnownIncidents:
     count = len(arrays[f"{KNOWN}/rows"])
     if not 0 < count <= MOST_KNOWN:
         raise ValueError(f"{count} known incidents, and not 1 to {MOST_KNOWN}")
     shapes = {"rows": (count, features), "mean": (features,), "deviation": (features,), "limit": (1,)}
-    known = KnownIncidents(**{name: _checked(arrays, f"{KNOWN}/{name}", shape) for name, shape in shapes.items()})
+    known = KnownIncidents(**{name: _checked_array(arrays, f"{KNOWN}/{name}", shape) for name, shape in shapes.items()})
     if not (known.deviation > 0).all():
         raise ValueError("a deviation of features is not above 0")
     return known
 
 
-def _checked(arrays: Arrays, name: str, shape: tuple[int, ...], dtype: type = np.float64) -> NDArray[Any]:
+def _checked_array(arrays: Arrays, name: str, shape: tuple[int, ...], dtype: type = np.float64) -> NDArray[Any]:
     """A finite array of a file with the expected shape and dtype.
 
     Raises ``ValueError`` if it is not.

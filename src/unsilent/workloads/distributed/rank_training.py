@@ -91,7 +91,7 @@ class RankTraining:
 
     def started(self) -> TrainingState:
         """The state of a new training."""
-        return self._prepared(self._training.start(self._seeds, self._strategy.wrap))
+        return self._prepared_state(self._training.start(self._seeds, self._strategy.wrap))
 
     def restarted(self, order: ResumeOrder) -> TrainingState:
         """The state of a training that continues from this rank's file.
@@ -110,7 +110,9 @@ class RankTraining:
                 return self._strategy.wrap(model)
 
             before = order.restart == "before"
-            state = self._prepared(self._training.start(self._seeds, load_and_wrap if before else self._strategy.wrap))
+            state = self._prepared_state(
+                self._training.start(self._seeds, load_and_wrap if before else self._strategy.wrap)
+            )
             part = dict(self._strategy.own_part(snapshot, state))
             if before:
                 part["model"] = model_tensors(state.model)  # the model is not changed after wrapping
@@ -118,7 +120,7 @@ class RankTraining:
             self._strategy.after_loading(state)
             return state
 
-    def _prepared(self, state: TrainingState) -> TrainingState:
+    def _prepared_state(self, state: TrainingState) -> TrainingState:
         self._strategy.prepare(state, self._training.settings["clip"])
         return state
 

@@ -33,7 +33,7 @@ def evaluator(
     ``evaluate`` is the argument of `Training`.
     """
     if callable(evaluate):
-        return lambda model, placed: _checked(name, evaluate(model))
+        return lambda model, placed: _checked_evaluation(name, evaluate(model))
     if isinstance(evaluate, (Tensor, Mapping, str)) or not isinstance(evaluate, Iterable):
         raise UsageError(
             f"training {name!r}: evaluate is {type(evaluate).__name__}; expected a list of batches (inputs, labels) or a "
@@ -103,7 +103,7 @@ def kind_and_shape(value: Any) -> str:
     return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
-def _checked(name: str, result: Any) -> Evaluation:
+def _checked_evaluation(name: str, result: Any) -> Evaluation:
     if not isinstance(result, Evaluation):
         raise UsageError(
             f"training {name!r}: evaluate returned a {type(result).__name__}; expected an Evaluation(loss, metrics, predictions, "

@@ -32,7 +32,7 @@ def snapshot_copy(value: Any, where: str) -> Any:
     Raises a ``UsageError`` that names ``where`` for anything but tensors and plain values.
     """
     if isinstance(value, Tensor):
-        return _cloned(value)
+        return _cloned_tensor(value)
     if isinstance(value, Mapping):
         return {key: snapshot_copy(item, f"{where}/{key}") for key, item in value.items()}
     if type(value) in (list, tuple):
@@ -44,7 +44,7 @@ def snapshot_copy(value: Any, where: str) -> Any:
     )
 
 
-def _cloned(tensor: Tensor) -> Tensor:
+def _cloned_tensor(tensor: Tensor) -> Tensor:
     """A copy of a tensor with the same strides.
 
     ``clone`` keeps the strides of dense tensors only.
@@ -184,7 +184,7 @@ def first_snapshot_difference(a: Any, b: Any, where: str = "") -> str | None:
         same = struct.pack("d", a) == struct.pack("d", b)
     else:
         same = type(a) is type(b) and bool(a == b)
-    return None if same else f"{where}: {_short(a)} and {_short(b)}"
+    return None if same else f"{where}: {_short_value_text(a)} and {_short_value_text(b)}"
 
 
 def _parts(a: Any, b: Any) -> list[tuple[Any, Any, str]] | None:
@@ -208,7 +208,7 @@ _NOTHING = _Nothing()
 """Placeholder if only the other container has a value."""
 
 
-def _short(value: Any) -> str:
+def _short_value_text(value: Any) -> str:
     return _tensor_description(value) if isinstance(value, Tensor) else f"{value!r:.60}"
 
 

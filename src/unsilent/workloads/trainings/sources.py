@@ -47,7 +47,7 @@ class RowBatches:
 
     def batch(self, state: TrainingState) -> Any:
         """The batch of rows at the state's position."""
-        order = _order(state, self.count, self.count // self.size)
+        order = _permutation_of_epoch(state, self.count, self.count // self.size)
         return self.take(order[state.cursor * self.size : (state.cursor + 1) * self.size])
 
 
@@ -59,7 +59,7 @@ class ListedBatches:
 
     def batch(self, state: TrainingState) -> Any:
         """The batch at the state's position."""
-        return self.batches[int(_order(state, len(self.batches), len(self.batches))[state.cursor])]
+        return self.batches[int(_permutation_of_epoch(state, len(self.batches), len(self.batches))[state.cursor])]
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def _wants_step(function: Callable[..., Any]) -> bool:
     return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
 
 
-def _order(state: TrainingState, count: int, batches: int) -> Tensor:
+def _permutation_of_epoch(state: TrainingState, count: int, batches: int) -> Tensor:
     """A random permutation of ``count`` items for the current epoch.
 
     Begins the next epoch once ``batches`` batches were taken.

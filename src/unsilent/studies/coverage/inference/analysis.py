@@ -209,7 +209,11 @@ def analyse_together(
     names = [name for name in parts[0].detectors if all(name in part.detectors for part in parts)]
     if not names:
         raise UsageError("the stores have no detector in common; give stores of campaigns with the same --detector")
-    hits = {(name, rate): _joined([part.detected(name, rate) for part in parts]) for name in names for rate in reported}
+    hits = {
+        (name, rate): _joined_detections([part.detected(name, rate) for part in parts])
+        for name in names
+        for rate in reported
+    }
     targets = np.array([row.trial.target for part in parts for row in part.faults])
     groups = {name: targets == name for name in ERROR_MODELS if (targets == name).any()} | {ALL: targets != ""}
     return InferenceCoverageResult(
@@ -227,7 +231,7 @@ def analyse_together(
         tries=tuple(_tries(parts)),
         detections=tuple(_detections(hits, groups, most_answers(parts), options.confidence)),
         false_alarms=tuple(_false_alarms(parts, names, reported, options.confidence)),
-        restored=tuple(_restored(parts, hits[names[0], options.rate], groups, options.confidence)),
+        restored=tuple(_restored_shares(parts, hits[names[0], options.rate], groups, options.confidence)),
         comparisons=tuple(_comparisons(hits, names, groups, options)),
         costs=tuple(_costs(parts, names)),
         roc={name: _roc(parts, name) for name in names} if len(targets) else {},
@@ -239,7 +243,7 @@ def most_answers(parts: Sequence[ScoredStore]) -> int:
     return max(max(part.store.baseline.samples) for part in parts)
 
 
-def _joined(parts: Sequence[Detected]) -> Detected:
+def _joined_detections(parts: Sequence[Detected]) -> Detected:
     """The detections of several stores, concatenated."""
     return Detected(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
@@ -310,7 +314,7 @@ def _share_of_samples(groups: Sequence[NDArray[np.bool_]], confidence: float) ->
     return _ratio(tuple(int(samples.sum()) for samples in groups), wholes, max(wholes), confidence)
 
 
-def _restored(
+def _restored_shares(
     parts: Sequence[ScoredStore], hits: Detected, groups: Mapping[str, NDArray[np.bool_]], confidence: float
 ) -> Iterator[Restored]:
     rows = [row for part in parts for row in part.faults]

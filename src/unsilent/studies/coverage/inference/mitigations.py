@@ -74,10 +74,10 @@ class Mitigations:
         self._limited: dict[tuple[str, int], Tried] = {}
         with LayerWatch(engine.model) as watch, torch.no_grad():
             for batch in batches:
-                with watch.listening(self._note):  # each batch is one call; its later passes have other names
+                with watch.listening(self._note_layer):  # each batch is one call; its later passes have other names
                     run(engine.model, batch)
 
-    def _note(self, layer: LayerRun) -> None:
+    def _note_layer(self, layer: LayerRun) -> None:
         low, high = (float(bound) for bound in layer.output.aminmax())
         known = self._ranges.get(layer.name, (low, high))
         self._ranges[layer.name] = min(low, known[0]), max(high, known[1])

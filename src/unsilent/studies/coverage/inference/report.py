@@ -219,7 +219,7 @@ def _sections(result: InferenceCoverageResult) -> Iterator[Section]:
         )  # fmt: skip
     yield _false_alarms(result)
     if result.restored:
-        yield _restored(result)
+        yield _recovery_section(result)
     if result.comparisons:
         yield _comparisons(result)
     yield cost_section(result)
@@ -289,7 +289,7 @@ def _false_alarms(result: InferenceCoverageResult) -> Section:
     )
 
 
-def _restored(result: InferenceCoverageResult) -> Section:
+def _recovery_section(result: InferenceCoverageResult) -> Section:
     columns = (
         Column.text("rung"), Column.text("errors"), Column.share("of changed answers", "answers"),
         Column.share("of faults", "share"),
