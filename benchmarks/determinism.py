@@ -15,7 +15,8 @@ import os
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -24,7 +25,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.determinism_subjects import Build, Subject, models, operations
 from benchmarks.timing import Figure, clock, interleave
-from unsilent.explain.switching import Mode, switched
+from unsilent.explain import switching
+from unsilent.explain.switching import Mode
 
 THREADS = 2
 LONG_ENOUGH = 0.01
@@ -37,6 +39,14 @@ def modes(device: str) -> dict[str, Mode]:
     """By name, the baseline first."""
     own = {"default": Mode(), "deterministic": Mode(True), "without filling": Mode(True, fill=False)}
     return own | ({"one thread": Mode(threads=1)} if device == "cpu" else {"default, tuned": Mode(tune=True)})
+
+
+@contextmanager
+def switched(mode: Mode) -> Iterator[None]:
+    """`switching.switched`, in which operations without a deterministic form are refused."""
+    with switching.switched(mode):
+        mode.set(warn_only=False)
+        yield
 
 
 def distinct(outcome: Callable[[], Iterable[Tensor]], repeats: int) -> int:
