@@ -11,10 +11,11 @@ from triage import made_triage as made
 from triage.ranking import made_labels as labels
 from unsilent.triage.farm.naming import HEALTHY
 from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome, Query
-from unsilent.triage.investigation import Conclusion, Executed, gain, investigate
+from unsilent.triage.investigation import Conclusion, Executed, executable, gain, investigate
 from unsilent.triage.queries.table import TEMPLATES
 from unsilent.triage.ranking.model_file import write_model
 from unsilent.triage.runbook import ScoredQuery
+from unsilent.triage.triage_report import Triage
 
 
 class Fixed:
@@ -73,6 +74,9 @@ def test_it_ends_where_nothing_that_is_left_would_tell_much(tmp_path):
     path = made.folder(tmp_path, 2)
     found = investigate(path, is_run=True, order=Fixed(0.01, least_gain=0.02))
     assert (found.conclusion, len(found.answered)) == (Conclusion.HEALTHY, 3)
+    left = len(executable(found.ranked, found.executed))
+    assert left > 1
+    assert f"in 3 queries of 3 kinds; not run, as little was expected of them: {left} queries" in str(Triage(found, 5))
     assert len(investigate(path, is_run=True, order=Fixed(0.03, least_gain=0.02)).answered) > 3
 
 

@@ -11,7 +11,7 @@ from unsilent.report.text import count_text, duration_text
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.collected import HOW_TO_RECORD
 from unsilent.triage.findings import Finding, Outcome, Query
-from unsilent.triage.investigation import BELIEVED, Conclusion, Executed, Investigation
+from unsilent.triage.investigation import BELIEVED, Conclusion, Executed, Investigation, executable
 from unsilent.triage.queries.table import TEMPLATES, command_of
 from unsilent.triage.runbook import ScoredQuery
 
@@ -63,10 +63,13 @@ class Triage(Shown):
         if investigation.conclusion is Conclusion.NOT_LOCALISED:
             return f"Not localised: {max(investigation.executed, key=lambda executed: executed.belief).finding.text}"
         kinds = count_text(len({executed.query.query.template for executed in investigation.answered}), "kind")
-        queries = f"{count_text(len(investigation.answered), 'query').replace('querys', 'queries')} of {kinds}"
+        queries = f"{_queries_text(len(investigation.answered))} of {kinds}"
+        left = len(executable(investigation.ranked, investigation.executed))
+        not_run = f"; not run, as little was expected of them: {_queries_text(left)}" if left else ""
         if not findings:
-            return f"Nothing that was looked for was found, in {queries}"
-        return f"Nothing that is likely a fault was found, in {queries}: {count_text(len(findings), 'finding')}, all doubted"
+            return f"Nothing that was looked for was found, in {queries}{not_run}"
+        doubted = f"{count_text(len(findings), 'finding')}, all doubted"
+        return f"Nothing that is likely a fault was found, in {queries}: {doubted}{not_run}"
 
     def _findings(self) -> list[str]:
         findings = [executed.finding for executed in self.investigation.executed]
@@ -140,6 +143,10 @@ def _query_fields(bundle: Bundle, query: ScoredQuery) -> dict[str, Any]:
         "query": query.query.name, "template": query.query.template, "blanks": query.query.blanks.given, "score": query.score,
         "reason": query.reason, "expected": TEMPLATES[query.query.template].seconds, "command": command_of(bundle, query.query),
     }  # fmt: skip
+
+
+def _queries_text(count: int) -> str:
+    return f"{count:,} {'query' if count == 1 else 'queries'}"
 
 
 def _is_found(finding: Finding) -> bool:
