@@ -110,7 +110,7 @@ def test_a_job_that_was_killed_says_so():
     (finding,) = report(events).findings
     assert finding.startswith("the events do not end for rank 0 (after step ")
     (finding,) = report(job[0]).findings
-    assert finding == "there are no events of 1 of 2 ranks"
+    assert finding == "1 of 2 ranks have no events"
     failed = report([made.started(), made.failed(3), made.ended(9)])
     assert "the monitor of rank 0 failed, the job goes on without it: ZeroDivisionError" in failed.findings[0]
 

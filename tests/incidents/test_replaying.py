@@ -88,7 +88,7 @@ def test_a_clean_step_comes_to_the_same_bits(folder, capsys):
     assert run(["incident", "replay", str(folder), "--code", "own.py:make", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["evidence"]["executions"]) == 4
     headline = IncidentReplay(folder, evidence).report().headline
-    assert headline == "3 executions on cpu came to the bits of a first one, all of them finite"
+    assert headline == "3 executions on cpu gave the same bits as the first one, all of them finite"
 
 
 def test_a_range_that_overflows_is_named(folder):
@@ -96,14 +96,14 @@ def test_a_range_that_overflows_is_named(folder):
     result = IncidentReplay(folder, replay_incident(folder, "own.py:make"))
     assert result.exit_code == 1
     headline = result.report().headline
-    assert headline == "2#_to_copy.0 is the first operation with finite inputs whose result is finite in float64 alone"
+    assert headline == "2#_to_copy.0 is the first operation with finite inputs whose result is finite only in float64"
     assert "3 of 3 executions came to elements that are not finite" in result.report().findings
 
 
 def test_a_step_that_differs_each_time_is_found(folder):
     result = IncidentReplay(folder, replay_incident(folder, "own.py:noisy"))
     assert result.exit_code == 1
-    assert result.report().headline == "3 of 3 executions on cpu came to other bits than the first one"
+    assert result.report().headline == "3 of 3 executions on cpu gave other bits than the first one"
 
 
 def test_a_batch_that_is_not_finite_is_named(folder):

@@ -31,7 +31,7 @@ def test_an_alarm_of_ranks_that_differ_names_no_rank_where_none_is_known_to_be_w
 def test_monitors_one_after_the_other_are_summed_up():
     ends = [made.ended(10, cost=0.5, seconds=1.0, longest_wait=9, unjudged=2), made.ended(90, cost=0.0, seconds=99.0)]
     assert line(*ends) == (
-        "no alarm in 100 steps; each tensor was read at least once in 9 steps, 2 series had too few values to be judged; "
+        "no alarm in 100 steps; each tensor was read at least once every 9 steps, 2 series had too few values to be judged; "
         "the monitor took 0.5 % of the time"
     )
 

@@ -164,7 +164,8 @@ def test_a_monitor_that_cannot_keep_its_budget_says_so_once(caplog):
     assert control.longest_wait == LONGEST
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert (
-        f"only every {LONGEST} steps; rules that learn from 20 values judge after {20 * LONGEST} steps" in caplog.text
+        f"only once in {LONGEST} steps; rules that learn from 20 values begin to judge after {20 * LONGEST} steps"
+        in caplog.text
     )
     assert "--sampling fixed:1" in caplog.text
 

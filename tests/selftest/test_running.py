@@ -28,10 +28,10 @@ def clean(*executions):
 def test_a_clean_test_says_how_rare_a_failure_it_would_have_seen():
     said = clean(3_000, 300).report().headline
     assert said == (
-        "No mismatch in 3,300 executions on cpu: a device that fails in one of 100 executions of any row of the table "
-        "would have been detected with a probability of 95 %"
+        "No mismatch in 3,300 executions on cpu: if any row of the table gave a wrong answer in 1 of 100 of its "
+        "executions, this would have been detected with a probability of 95 %"
     )
-    assert "too few for a statement on how rarely it may fail" in clean(3_000, 2).report().headline
+    assert "too few to say how rare a failure would have been found" in clean(3_000, 2).report().headline
 
 
 def test_a_mismatch_has_exit_code_17_and_names_the_first_wrong_element():

@@ -62,7 +62,7 @@ class IsolationOptions:
     checkpoints: Annotated[Path | None, Option(
         "Folder that the script saves to, with verified_save and its step. UNSILENT_RESUME_FROM names the last good one.",
         ISOLATION_PANEL)] = None  # fmt: skip
-    restarts: Annotated[int, Option("How often the job is started again at most.", ISOLATION_PANEL)] = 3
+    restarts: Annotated[int, Option("Largest number of times that the job is started again.", ISOLATION_PANEL)] = 3
     selftest_minutes: Annotated[
         float, Option("How long a suspected device is tested while the job runs; 0: not at all.", ISOLATION_PANEL)
     ] = 1.0

@@ -19,7 +19,9 @@ class SelfTestOptions:
     """Options of ``unsilent selftest``."""
 
     device: Annotated[str, Option("auto, cpu or cuda[:i].", EXECUTION_PANEL)] = "auto"
-    minutes: Annotated[float, Option("How long. Everything is executed once in any case.", EXECUTION_PANEL)] = 1.0
+    minutes: Annotated[
+        float, Option("Duration in minutes. Every operation is executed at least once.", EXECUTION_PANEL)
+    ] = 1.0
     step: Annotated[
         Path | None,
         Option("A recorded step, which is executed as well.", WORKLOAD_PANEL, metavar="RECORDING"),

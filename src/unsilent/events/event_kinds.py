@@ -156,7 +156,7 @@ class SamplingChanged(Event):
     def __str__(self) -> str:
         within = "no tensor is read so far"
         if self.interval:
-            within = f"every tensor is read within {count_text(self.interval, 'step')}"
+            within = f"each tensor is read at least once in {count_text(self.interval, 'step')}"
         return f"step {self.step}: {within} ({self.reason})"
 
 
@@ -404,7 +404,7 @@ class Ended(Event):
     @property
     def coverage(self) -> str:
         """A sentence on the share of the training that was read and judged."""
-        often = f"at least once in {self.longest_wait:,} steps" if self.longest_wait > 1 else "in every step"
+        often = f"at least once every {self.longest_wait:,} steps" if self.longest_wait > 1 else "in every step"
         wait = f"each tensor was read {often}"
         parts = [wait if self.longest_wait else "no step was read"]
         parts += [f"{self.unseen_count:,} series were never read"] if self.unseen_count else []

@@ -43,14 +43,14 @@ RESULT_COLUMNS = (
     Column("cost"),
 )  # fmt: skip
 INTRODUCTIONS = {
-    "Alarms": "A rule raises an alarm for the series with the highest score: a number of one tensor in one rank. A score of 1 or "
-    "more is an alarm. What a rule finds in the same series in several steps in a row is reported once. Series: in how many of "
-    "those that it judged the rule found something. Replicas: parameters that differ between ranks, reported again about once a "
-    "minute as long as they do.",
+    "Alarms": "A series is one number of one tensor in one rank, step by step. A rule raises an alarm for the series with the "
+    "highest score; a score of 1 or more is an alarm. What a rule finds in the same series in several steps in a row is reported "
+    "once. The column series says how many of the series that the rule judged had a finding. An alarm of the feature replicas "
+    "says that parameters differ between ranks; it comes again about once a minute as long as they do.",
     "Verdicts": "What all ranks agreed on after an alarm: which rank is suspected, and what was done.",
     "Training": "Loss and gradient norm as the monitor reported them. A dotted line marks a step with an alarm. A cross, and a "
     "gap in the curve, marks a value that is not finite.",
-    "Scores": "The largest score of any rule since the report before. The line at 1 is where an alarm begins.",
+    "Scores": "The largest score of any rule since the previous point. The line at 1 is where an alarm begins.",
     "Ranks": "One row for each rank. Monitor: share of the time of the job that the monitor took.",
     "Sampling": "The monitor reads a part of the tensors at each step, so that it stays within its budget.",
 }
@@ -130,9 +130,9 @@ def _findings(history: RunHistory) -> Iterator[str]:
         yield f"the events do not end for rank {listed(open_ranks)}: its process was killed, or still runs"
     world = max((rank.started.world_size for rank in history.ranks if rank.started), default=1)
     if missing := world - len(history.ranks):
-        yield f"there are no events of {missing:,} of {count_text(world, 'rank')}"
+        yield f"{missing:,} of {count_text(world, 'rank')} have no events"
     if unjudged := history.unjudged_text:
-        yield f"{unjudged}; they were read, and only checked for being finite"
+        yield f"{unjudged}; in these, only NaN and infinity would have been found"
     for rank in history.ranks:
         if rank.ended and rank.ended.unseen_count:
             count = count_text(rank.ended.unseen_count, "tensor")
@@ -222,7 +222,8 @@ def _rank_table(ranks: Sequence[RankHistory]) -> Table | None:
 def _sampling_table(ranks: Sequence[RankHistory]) -> Table | None:
     """A table of changes of the sampling, from the first rank that has any, because all ranks change together."""
     heads = (
-        Column.count("from step", "step"), Column("every tensor within", "number", "steps", of="interval"), Column.text("reason"),
+        Column.count("from step", "step"), Column("each tensor read once in", "number", "steps", of="interval"),
+        Column.text("reason"),
     )  # fmt: skip
     return _table(next((rank.sampling for rank in ranks if rank.sampling), []), heads, "sampling", terminal_rows=5)
 

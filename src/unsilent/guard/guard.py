@@ -333,7 +333,7 @@ class Guard:
             return ENDED
         count = sum(len(segment.iterations) for segment in self._segments)
         if differs_between_ranks(count, process_group_for(self._ranks), next(self._model.parameters()).device):
-            return "the ranks made other numbers of iterations since a state was kept, as where one of them has loaded another"
+            return "the ranks made different numbers of iterations since a state was kept; one of them may have loaded a state"
         names = self.changes()
         if not self._any_rank(bool(names)):
             return ""

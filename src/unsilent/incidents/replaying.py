@@ -28,7 +28,9 @@ class ReplayOptions:
     code: Annotated[
         str | None, Option("FILE.py:NAME of a function that returns step, model and optimizer.", WORKLOAD_PANEL)
     ] = None
-    rank: Annotated[int | None, Option("Whose part is taken: that of the suspect by default.", WORKLOAD_PANEL)] = None
+    rank: Annotated[
+        int | None, Option("Rank whose state and batch are used; by default the suspected one.", WORKLOAD_PANEL)
+    ] = None
     device: Annotated[str, Option("auto, cpu or cuda[:i].", EXECUTION_PANEL)] = "auto"
 
     def __post_init__(self) -> None:
@@ -84,14 +86,14 @@ class IncidentReplay(Shown):
         result = [f"The step was not executed again: {evidence.problem}"] if evidence.problem else []
         if differing := sum(execution.is_equal is False for execution in repeats):
             result.append(
-                f"{differing} of {len(repeats)} executions on {evidence.device} came to other bits than the first one"
+                f"{differing} of {len(repeats)} executions on {evidence.device} gave other bits than the first one"
             )
         if any(execution.is_equal is False for execution in checked):
             result.append(
                 f"An operation that was computed twice from the same inputs on {evidence.device} had two results"
             )
         result += [
-            f"{execution.overflowed} is the first operation with finite inputs whose result is finite in float64 alone"
+            f"{execution.overflowed} is the first operation with finite inputs whose result is finite only in float64"
             for execution in checked
             if execution.overflowed
         ]
@@ -102,8 +104,9 @@ class IncidentReplay(Shown):
         return result
 
     def _clean(self) -> str:
-        alike = "the bits" if self.evidence.tolerance == 0 else f"the values, within {self.evidence.tolerance:.2g},"
-        return f"{len(self._repeats)} executions on {self.evidence.device} came to {alike} of a first one, all of them finite"
+        bound = self.evidence.tolerance
+        alike = "the same bits" if bound == 0 else f"the same values, within {bound:.2g},"
+        return f"{len(self._repeats)} executions on {self.evidence.device} gave {alike} as the first one, all of them finite"
 
 
 def _yes_or_no(value: bool | None) -> str:

@@ -44,7 +44,7 @@ LAST_TIME = 2.5e11
 NEAR = 5
 """Steps before and after the alarm whose values a terminal shows if none were requested."""
 SERIES_TEXT = "A line marks the alarm. A gap is a value that is not finite. Steps executed again have several values."
-RANKS_TEXT = "What was recorded of each rank. Of the device: what the system says; what it does not say is left out."
+RANKS_TEXT = "What was recorded of each rank. Device facts: what the system reports of the device."
 SERIES_COLUMNS = (
     Column.text("series"), Column.count("rank"), Column.count("step"), Column("value", "number"),
 )  # fmt: skip
@@ -110,7 +110,7 @@ class ShownIncident(Shown):
         verdict = self.incident.fault_verdict
         yield from filter(None, (verdict.reason, verdict.action) if verdict else ())
         if missing := self.incident.world_size - len(self.incident.ranks):
-            yield f"there is no part of {missing:,} of {self.incident.world_size:,} ranks in this folder"
+            yield f"the records of {missing:,} of {self.incident.world_size:,} ranks are not in this folder"
         yield from self.problems
         for part in self.parts:
             yield from (f"rank {part.rank}: {problem}" for problem in part.problems)
@@ -122,13 +122,13 @@ class ShownIncident(Shown):
         known = {part.rank for part in self.parts}
         alarms = sorted([*of_parts, *(alarm for alarm in self.incident.alarms if alarm.rank not in known)], key=_place)
         if table := alarm_table(alarms, len(alarms)):
-            yield Section("Alarms", "Those of each rank up to the first verdict.", (table,))
+            yield Section("Alarms", "The alarms of each rank up to the first verdict.", (table,))
         if self.series:
             near = [row for row in self.rows if self.steps or abs(row["step"] - self.incident.step) <= NEAR]
             table = Table.of(near, SERIES_COLUMNS, terminal_rows=60, on_page=False)
             yield Section("Series", SERIES_TEXT, (table, *self._plots()))
         ranks = (
-            Column.count("rank"), Column.text("host"), Column.text("device"), Column.text("of the device", _facts_text),
+            Column.count("rank"), Column.text("host"), Column.text("device"), Column.text("device facts", _facts_text),
             Column.text("state", lambda part: _size_text(part, STATE_FILE), 1),
             Column.text("batch", lambda part: _size_text(part, BATCH_FILE), 1),
         )  # fmt: skip
@@ -139,7 +139,8 @@ class ShownIncident(Shown):
             Column.text("manifest", priority=1),
         )  # fmt: skip
         if checkpoints := self.incident.checkpoints:
-            yield Section("Checkpoints", "That rank 0 saved and verified before.", (Table.of(checkpoints, columns),))
+            text = "Checkpoints that rank 0 saved and verified before the incident."
+            yield Section("Checkpoints", text, (Table.of(checkpoints, columns),))
 
     def _plots(self) -> Iterator[Heading | Plot]:
         for number, name in enumerate(dict.fromkeys(line.name for line in self.series)):

@@ -17,14 +17,14 @@ from unsilent.sites.modules import parameters_of
 UNCONFIRMED, CONFIRMED = 16, 17
 """Exit codes, as in Megatron-LM's rerun machine: resume the job to find out more; a fault is confirmed."""
 NO_LOOP = (
-    "the script has no `for batch in loader` over a DataLoader itself in its own code (through enumerate, zip or next, or in a "
-    "generator, a counter would go on), and does not use Monitor.iterate or Monitor.step"
+    "the script has no `for batch in loader` directly over a DataLoader in its own code (a loop through enumerate, zip, next or "
+    "a generator has a counter, which cannot be put back), and does not use Monitor.iterate or Monitor.step"
 )
 NO_RERUN = "steps cannot be executed again: "
-NO_SKIP = "no step can be left out, for the optimizer computes gradients during its step"
+NO_SKIP = "no step can be left out, because the optimizer computes gradients during its step"
 MOST_SAVED = 10
 """Maximum number of states that ``on_alarm="save"`` writes in one run; each is as large as a checkpoint."""
-NO_SAVE = f"the state was not saved, for {MOST_SAVED} states of this run were saved already"
+NO_SAVE = f"the state was not saved, because {MOST_SAVED} states of this run were saved already"
 
 
 class MonitorStop(UnsilentError):

@@ -301,8 +301,9 @@ class SamplingControl:
         if not self._has_warned and self.reads_all:
             self._has_warned = True
             logging.getLogger(LOGGER).warning(
-                "steps take %.2g ms, of which the monitor takes %.2g %% (budget %g %%) although it reads each tensor only every "
-                "%d steps; rules that learn from %d values judge after %d steps; --sampling fixed:1 reads everything",
+                "steps take %.2g ms, of which the monitor takes %.2g %% (budget %g %%), although it reads each tensor only once "
+                "in %d steps; rules that learn from %d values begin to judge after %d steps; --sampling fixed:1 reads each "
+                "tensor in every step",
                 1000 * costs.step / costs.steps, share, self._budget, LONGEST, LEARNT, LONGEST * LEARNT,
             )  # fmt: skip
 

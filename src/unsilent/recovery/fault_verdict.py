@@ -150,7 +150,8 @@ def _of_clean(evidence: Evidence, same: Sequence[Execution]) -> Decision:
     clean = len(same) * evidence.steps_per_execution
     return codes.TRANSIENT, (
         f"{len(same)} executions of the step{_here(evidence)} came to {_alike(evidence)}, without the alarm and unlike the first "
-        f"time: of {clean} steps none was faulty, so that less than {100 * fault_share_bound(clean):.2g} % are (95 % confidence)"
+        f"time: none of {clean} repeated steps was faulty, so that less than {100 * fault_share_bound(clean):.2g} % of such "
+        "steps are (95 % confidence)"
     )
 
 

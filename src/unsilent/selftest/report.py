@@ -15,7 +15,7 @@ def selftest_report(result: SelfTest) -> Report:
     """The report on a self-test, with a table row for each operation and dtype."""
     columns = (
         Column.text("operation"), Column.text("dtype"), Column.count("executions"), Column.count("wrong"),
-        Column.count("seen from one in", "seen_from"),
+        Column.count("detects 1 failure in", "seen_from"),
     )  # fmt: skip
     table = Table.of(result.counts, columns, is_emphasised=lambda row: bool(row.wrong))
     rows = [
@@ -40,8 +40,8 @@ def selftest_report(result: SelfTest) -> Report:
         sections=(Section("Operations", "Each answer was compared with the known one, element by element.", (table,)),),
         facts=(("Device", result.model), ("Time", duration_text(result.seconds))),
         notes=(
-            "seen from one in N: a device that gives a wrong answer in one of N executions of this row, each independently of "
-            "the others, would have been detected with a probability of 95 %",
+            "detects 1 failure in N: a device that gives a wrong answer in one of N executions of this row, each independently "
+            "of the others, would have been detected with a probability of 95 %",
         ),
         further_json={"device": result.device, "executions": result.executions, "mismatches": len(result.mismatches),
                       "results": rows},
@@ -55,10 +55,10 @@ def _headline(result: SelfTest) -> str:
         assert first.mismatch is not None
         return f"{wrong:,} of {executions} on {result.device} had a wrong answer. {first.mismatch.sentence()}"
     least = min((row.seen_from or 0 for row in result.counts), default=0)
-    bound = "too few for a statement on how rarely it may fail; give more --minutes"
+    bound = "too few to say how rare a failure would have been found; give more --minutes"
     if least:
         bound = (
-            f"a device that fails in one of {least:,} executions of any row of the table would have been detected "
+            f"if any row of the table gave a wrong answer in 1 of {least:,} of its executions, this would have been detected "
             "with a probability of 95 %"
         )
     return f"No mismatch in {executions} on {result.device}: {bound}"

@@ -32,10 +32,10 @@ class LastGoodOptions:
     """Options of ``unsilent checkpoint last-good``."""
 
     folder: Annotated[Path, Option(
-        "Folder with checkpoints, also in its folders.", "", parser=whole_checkpoint, metavar="DIR",
+        "Folder with checkpoints; its subfolders are searched as well.", "", parser=whole_checkpoint, metavar="DIR",
         missing_error=NO_FOLDER)]  # fmt: skip
     before_step: Annotated[int | None, Option(
-        "Only one of an earlier step, such as that of an alarm.", WORKLOAD_PANEL)] = None  # fmt: skip
+        "Only checkpoints from before this step, such as the step of an alarm.", WORKLOAD_PANEL)] = None  # fmt: skip
 
 
 def last_good(request: Request) -> LastGood | int:
