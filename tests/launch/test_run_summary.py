@@ -36,6 +36,14 @@ def test_monitors_one_after_the_other_are_summed_up():
     )
 
 
+def test_series_that_were_never_read_are_no_part_of_what_was_read():
+    said = line(made.ended(50, longest_wait=1, unseen=("gradient fc.bias max",), unseen_count=3))
+    assert "; each tensor was read in every step except 3 series, which were never read; " in said
+    assert "; no step was read; " in line(made.ended(50, longest_wait=0, unseen_count=3))
+    both = line(made.ended(50, longest_wait=0), made.ended(50, longest_wait=1))
+    assert "; each tensor was read at least once every 51 steps; " in both
+
+
 def test_a_run_that_continues_a_training_says_of_which_steps_it_speaks():
     said = line(made.started(first_step=60), made.ended(40))
     assert said.startswith("no alarm in 40 steps from step 60 of the training on; each tensor")

@@ -405,9 +405,8 @@ class Ended(Event):
     def coverage(self) -> str:
         """A sentence on the share of the training that was read and judged."""
         often = f"at least once every {self.longest_wait:,} steps" if self.longest_wait > 1 else "in every step"
-        wait = f"each tensor was read {often}"
-        parts = [wait if self.longest_wait else "no step was read"]
-        parts += [f"{self.unseen_count:,} series were never read"] if self.unseen_count else []
+        unseen = f" except {self.unseen_count:,} series, which were never read" if self.unseen_count else ""
+        parts = [f"each tensor was read {often}{unseen}" if self.longest_wait else "no step was read"]
         parts += [f"{self.unjudged:,} series had too few values to be judged"] if self.unjudged else []
         return ", ".join(parts)
 

@@ -61,13 +61,14 @@ class RunSummary:
 
 def _together(ended: Sequence[Ended]) -> Ended:
     """Combine the end events of several successive monitors of one rank."""
-    seconds = sum(end.seconds for end in ended)
+    seconds, longest = sum(end.seconds for end in ended), max(end.longest_wait for end in ended)
+    unread = sum(end.steps for end in ended if not end.longest_wait)
     return replace(
         ended[-1],
         steps=sum(end.steps for end in ended),
         seconds=seconds,
         cost=sum(end.cost * end.seconds for end in ended) / seconds if seconds else ended[-1].cost,
-        longest_wait=max(end.longest_wait for end in ended),
+        longest_wait=longest and longest + unread,  # no tensor was read while a monitor that read nothing was there
         unseen_count=sum(end.unseen_count for end in ended),
         unjudged=sum(end.unjudged for end in ended),
     )
