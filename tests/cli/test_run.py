@@ -151,7 +151,7 @@ def test_the_last_line_says_what_was_found(script):
     assert line.endswith(" % of the time")
     _, _, err = script(FAULTY, "--events", "e.jsonl", "train.py")
     line = err.splitlines()[-1]
-    assert line.startswith("unsilent: 1 alarm in 4 steps; first in step 2: loss number; no step was read, ")
+    assert line.startswith("unsilent: 1 alarm in 4 steps; first in step 2: loss number; no step was read; ")
     assert "; see unsilent watch e.jsonl and unsilent incident show " in line
 
 
