@@ -344,8 +344,9 @@ def test_the_last_line_says_which_incidents_were_answered(job):
     job.test_codes = [0]
     assert job.run(fails("device", 25, 1, 10, 20), fails("transient", 15, 2), ends, test_minutes=1.0) == 0
     assert job.said[-1] == (
-        "the job ended with 0; incidents so far: step 25: device in slot 1, step 35: transient in slot 3; "
-        f"see {job.folder / FOLDER}"
+        "the job ended with exit code 0; incidents so far: "
+        "device fault in slot 1 (step 25), transient fault in slot 3 (step 35); "
+        f"records: {job.folder / FOLDER}"
     )
     assert "self-test" in " ".join(job.said[:-1])
 

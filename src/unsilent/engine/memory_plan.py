@@ -202,7 +202,7 @@ class _Graph:
             items.append(bits)
         return items
 
-    def leaning(self, value: int, held: Collection[int]) -> set[int]:
+    def nearest_held(self, value: int, held: Collection[int]) -> set[int]:
         """The nearest held values before and after ``value`` in the graph of a tape.
 
         ``value`` itself is not held.
@@ -277,7 +277,7 @@ class _Order:
                     continue
                 self._held.discard(value)
                 batch.append((loss, value))
-                blocked |= self._graph.leaning(value, self._held)
+                blocked |= self._graph.nearest_held(value, self._held)
             yield batch
 
     def _losses(self, values: list[int]) -> NDArray[np.float64]:

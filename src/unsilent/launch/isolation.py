@@ -95,9 +95,11 @@ class Isolation:
             code = self._run()
             self._wait_for_tests()
             if incidents := [incident for incident in self._record.handled if incident.kind not in LEFT]:
-                texts = [f"step {incident.step}: {incident.kind}{_in_slot(incident.slot)}" for incident in incidents]
+                texts = [
+                    f"{incident.kind} fault{_in_slot(incident.slot)} (step {incident.step})" for incident in incidents
+                ]
                 every = listed(texts, 8)
-                self._say(f"the job ended with {code}; incidents so far: {every}; see {self._incidents}")
+                self._say(f"the job ended with exit code {code}; incidents so far: {every}; records: {self._incidents}")
             return code
         finally:
             for test in self._tests.values():
@@ -127,7 +129,7 @@ class Isolation:
         yield from sorted(map(read_incident, filter(is_incident, new)), key=lambda incident: incident.time)
 
     def _leave_earlier_incidents(self) -> None:
-        """Mark incidents of an earlier job that was not isolated as handled, without a reaction to them."""
+        """Mark incidents as handled, without a reaction, if they are of an earlier job that ran without --isolate."""
         for incident in self._new_incidents():
             self._say(f"{incident.folder} is of an earlier job, and is left as it is")
             self._handle_incident(incident, EARLIER, incident.step, -1)

@@ -262,7 +262,7 @@ class SamplingControl:
         )
 
     def may_begin(self) -> bool:
-        """Whether enough time has passed to read the first step."""
+        """Whether the job has run long enough that a first step may be read within the budget."""
         elapsed = time.perf_counter() - self._costs.begun
         return elapsed * FIRST_BUDGET / 100 >= self._first_cost
 

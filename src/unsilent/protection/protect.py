@@ -38,7 +38,13 @@ from unsilent.protection.layer_watch import LATER, LayerRun, LayerWatch, reject_
 from unsilent.protection.live_readings import LiveReadings, largest_of
 from unsilent.protection.profile import Profile, make_profile
 from unsilent.protection.recorded_pass import RecordedPass, check_output, copy_run
-from unsilent.protection.recovery_ladder import CorruptedAnswer, WeightRepair, limited, make_elsewhere, sort_rungs
+from unsilent.protection.recovery_ladder import (
+    CorruptedAnswer,
+    WeightRepair,
+    limit_to_range,
+    make_elsewhere,
+    sort_rungs,
+)
 from unsilent.protection.weight_detector import WeightDetector
 from unsilent.sites.modules import mode_readers, reject_training_mode
 from unsilent.workloads.base import call_model
@@ -340,7 +346,7 @@ class ProtectedModel(Closing):
         """Handle one run of a layer, and return the tensor that replaces its output, or None."""
         changed: Tensor | None = None
         if self._limits and layer.name in self._ranges:
-            changed = limited(layer.output, *self._ranges[layer.name], to_zero=self._limits == "zero")
+            changed = limit_to_range(layer.output, *self._ranges[layer.name], to_zero=self._limits == "zero")
             layer = layer._replace(output=changed)
         if self._keeps_layers:
             self._layers.append(copy_run(layer))

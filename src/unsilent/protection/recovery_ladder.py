@@ -147,7 +147,7 @@ def _output_on_device(output: Any, device: torch.device) -> Any:
     return map_tensors(output, lambda _, tensor: tensor.to(device))
 
 
-def limited(output: Tensor, low: float, high: float, to_zero: bool) -> Tensor:
+def limit_to_range(output: Tensor, low: float, high: float, to_zero: bool) -> Tensor:
     """The output with values outside a range set to the limits or to 0.
 
     NaN becomes 0.

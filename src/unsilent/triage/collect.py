@@ -125,7 +125,7 @@ class _Collection:
         return incident
 
     def from_job(self, files: list[Path]) -> Iterator[CollectedPart]:
-        """Collect the optional parts from the files of the job."""
+        """Collect the optional parts of an incident from the files of the job."""
         takers: dict[str, Callable[[list[Path]], tuple[str, str]]] = {
             parts.TIMELINE_FILE: self._take_traces, parts.FLIGHT_FOLDER: self._take_dumps, parts.LOG_FILE: self._take_logs,
             CHECKPOINTS: self._take_manifests, parts.CONFIGURATION_FILE: self._take_configuration,

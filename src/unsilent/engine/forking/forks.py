@@ -94,7 +94,7 @@ class FaultFreeBand:
 
 
 class FaultyStep(StepInjection):
-    """A step with faults that also measures the corrupted tensors, as ``reference_max``."""
+    """A step with faults, which records the largest fault-free magnitude in corrupted tensors as ``reference_max``."""
 
     def _start(self) -> None:
         super()._start()

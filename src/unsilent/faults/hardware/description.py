@@ -172,7 +172,7 @@ class MultiplierArray(DescriptionTable):
     tile: Annotated[str, _refusing(read_tile)] | None = None
 
     def hold_cycles(self, name: str) -> int | None:
-        """The number of cycles in a field of the table; None for ``all``."""
+        """The number of cycles that a cell of the description gives as text; None for ``all``."""
         value = getattr(self, name)
         return None if value == "all" else int(value)
 

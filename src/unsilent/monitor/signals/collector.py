@@ -374,7 +374,7 @@ class SignalCollector(BackwardListener, Closing):
         return self._state.names
 
     def take_row(self) -> SignalRow:
-        """The signals since the last row, being copied to the CPU; a new row begins."""
+        """The signals since the last row, whose copy to the CPU may still be under way; a new row begins."""
         row = self._row
         row.begin_copy()
         self.step += 1

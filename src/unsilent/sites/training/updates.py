@@ -126,7 +126,7 @@ class UpdateTracker:
             self._moved(False)
 
     def _is_followed(self, optimizer: Optimizer) -> bool:
-        """Whether an update belongs to the observed step, in any thread."""
+        """Whether an update belongs to the observed step, whichever thread executes it."""
         if self._thread.is_current:
             return True
         parameter_ids = {id(p) for p in self._model.parameters()}

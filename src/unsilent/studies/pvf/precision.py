@@ -355,7 +355,7 @@ def _with_look(plan: CellPlan, view: PilotView, sizes: Mapping[Cell, int]) -> Ce
 
 
 def _with_all_as_pilot(plan: CellPlan, precision_text: str) -> CellPlan:
-    """The plan reset to before its first interim look, with all trials so far as its pilot."""
+    """The plan as it was before its first interim look, except that all trials so far are its pilot."""
     if plan.first_look_trials:
         numbers = {name: plan.counting_trials(name)[1].stop for name in plan.pilot_trials}
         same = plan.samples == plan.pilot_samples

@@ -253,7 +253,7 @@ def guard_result(
 
 
 def relative_injected_size(row: TrainingRow) -> float:
-    """The largest injected magnitude relative to the largest in the tensor before; 0 if unknown."""
+    """The largest injected magnitude as a multiple of the largest magnitude in the fault-free tensor; 0 if unknown."""
     if math.isinf(row.injected_max):
         return math.inf
     if math.isnan(row.injected_max):

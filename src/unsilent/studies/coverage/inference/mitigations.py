@@ -28,7 +28,7 @@ from unsilent.faults.naming import is_transient
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.classify import classify
 from unsilent.protection.layer_watch import LayerRun, LayerWatch
-from unsilent.protection.recovery_ladder import WeightRepair, limited
+from unsilent.protection.recovery_ladder import WeightRepair, limit_to_range
 from unsilent.protection.weight_integrity import WeightIntegrity
 from unsilent.studies.coverage.inference.spec import (
     CLAMP,
@@ -148,6 +148,6 @@ class Mitigations:
         def limit(layer: LayerRun) -> Tensor | None:
             if layer.name not in self._ranges:
                 return None
-            return limited(layer.output, *self._ranges[layer.name], to_zero=rung == ZERO)
+            return limit_to_range(layer.output, *self._ranges[layer.name], to_zero=rung == ZERO)
 
         return limit
