@@ -18,9 +18,9 @@ def test_plain_is_stable(comparison, compared, result, row, no_trial):
         result(a), result(b, store="b.sqlite"), rows, notes=("mind this",), only_b=(row("new", "layer"),)
     )
     assert text_of(found, plain=True, width=60).splitlines() == [
-        "# No difference is shown in PVF of the whole model at 1 flip: A 1.5 %, B 1.6 %, +0.1 points [-1.2, +1.3].",
+        "# No difference is shown in PVF of the whole model at 1 flip: A 1.5 %, B 1.6 %, difference +0.1 points [-1.2, +1.3].",
         "# parameter vulnerability factor (PVF), bitflip: B (b.sqlite, dlrm) against A (pvf.sqlite, dlrm)",
-        "# After correction for multiple comparisons, 1 of 1 component rows differ (points): `emb` x1 +4.0.",
+        "# After correction for multiple comparisons, a difference is shown in 1 of 1 component row (points): `emb` x1 +4.0.",
         "# only in B: new (layer x1)",
         "# mind this",
         "level      target  parent  flips  a      a_n  b      b_n  estimate  low        high       n    ratio"
@@ -31,9 +31,10 @@ def test_plain_is_stable(comparison, compared, result, row, no_trial):
         "    0          inf         -       -       no",
         "model      model   -       1      0.015  500  0.016  500  0.001     -0.012     0.0127047  500  1.066"
         "67  0.261917   4.04486     0.7     -       no",
-        "# counted per sample, judge top1, sampling law per-element, targets per component",
-        "# A and B also differ in: dtype (float32, bfloat16), weights (3f3f3f3f, a0a0a0a0)",
-        "# component: 1 of 1 rows differ; model: 0 of 1 rows differ (p after Holm's correction for the rows of a level)",
+        "# judge top1 counts wrong samples; faults drawn per-element; one target per component",
+        "# A and B also differ in: dtype (A float32, B bfloat16), weights (A 3f3f3f3f, B a0a0a0a0)",
+        "# rows in which a difference is shown: component 1 of 1, model 0 of 1 (p after Holm's correction for the rows of a "
+        "level)",
         "# 95 % intervals, B - A in percentage points; no row is paired: A and B have different faults",
     ]
 
@@ -79,7 +80,7 @@ def test_exact_rows_and_bounds_are_no_intervals(comparison, compared, result, ro
         assert "% intervals" not in told
         assert "exact" in told
         assert "[+4" not in told
-    assert "1.5 % against 1 %, +0.5 points.\n" in text_of(exact, width=300)
+    assert "1.5 % against 1 % in A, difference +0.5 points.\n" in text_of(exact, width=300)
     for told in (" ".join(text_of(part).split()), Page(render_html(part)).text):
         assert "or partly run fault lists, bounds that allow any outcome of the remaining faults" in told
         assert "% intervals" not in told
@@ -112,7 +113,10 @@ def test_layers_least_like_chance_come_first(comparisons, comparison, compared, 
     ]
     assert named == [f"l{i:02}" for i in range(20)]
     assert "and 30 more in the report" in text
-    assert difference_counts_text(comparison(result(layers), result(layers), rows)) == "layer: 2 of 50 rows differ"
+    assert (
+        difference_counts_text(comparison(result(layers), result(layers), rows))
+        == "rows in which a difference is shown: layer 2 of 50"
+    )
 
 
 def test_pairing_is_told(comparisons):

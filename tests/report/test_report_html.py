@@ -280,7 +280,7 @@ def test_faults_of_a_run_are_judged_on_the_one_batch_they_corrupt(result, row):
 
 def test_counts_that_are_not_weighted_are_called_so(result, row):
     rows = [row("a"), row("model", "model")]
-    said = "plain sums; PVF and the shares silent and due weight each target"
+    said = "add up counts and weight percentages by how likely"
     assert said not in Page(render_html(result(rows))).text
     assert said in Page(render_html(result([*rows, row("b")]))).text
 

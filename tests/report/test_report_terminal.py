@@ -39,11 +39,11 @@ def test_plain_is_stable(result, row, no_trial):
         "component  top_mlp  -       1      0.0031    0.0018  0.0046    1000  248  62   0.8     7",
         "component  none     -       1      -         0       1         0     0    0    -       0",
         "model      model    -       1      0.002     0.001   0.003     2000  1    1    0.5     0",
-        "# 6,000 trials on 2,048 samples in 2 batches, AUC 0.7931; counted per sample, judge top1, sampling law "
-        "per-element, seed 7",
-        "# 95 % intervals, n counts faults, comparisons use joint intervals",
-        "# rows that combine several targets: counts of outcomes are plain sums; PVF and the shares silent and due "
-        "weight each target by its probability under the sampling law",
+        "# 6,000 trials on 2,048 samples in 2 batches, AUC 0.7931; judge top1 counts wrong samples; "
+        "faults drawn per-element, seed 7",
+        "# 95 % intervals; n counts faults; joint intervals, which hold for all targets at once, decide comparisons",
+        "# silent %: of the wrong samples, those with finite outputs; due %: of all, those with NaN, infinity or an error",
+        "# rows of several targets, like model, add up counts and weight percentages by how likely a fault is in each target",
         "# 93.4 s (3 min CPU) on cpu, float32",
     ]
 
@@ -54,19 +54,19 @@ def test_limits_are_named_for_what_they_are(result, row):
     exact = row("b", estimate=0.01766, low=0.01766, high=0.01766, method="exhaustive")
     part = row("c", estimate=0.1, low=0.05, high=0.6, method="part of a list")
     cases = {
-        "all rows are exact, because every fault was tried, n counts": [exact],
-        "; rows are exact where every fault was tried, n counts": [exact, drawn],
-        "for partly run fault lists, bounds that allow any outcome of the remaining faults, n counts": [part],
+        "all rows are exact, because every fault was tried; n counts": [exact],
+        "; rows are exact where every fault was tried; n counts": [exact, drawn],
+        "for partly run fault lists, bounds that allow any outcome of the remaining faults; n counts": [part],
         "for partly run fault lists, bounds that allow any outcome of the remaining faults; rows are exact where every": [
             part,
             exact,
         ],
-        "95 % intervals, n counts faults, comparisons use joint intervals": [drawn],
+        "95 % intervals; n counts faults; joint intervals, which hold": [drawn],
     }
     for said, rows in cases.items():
         told, page = text_of(result(rows), width=300), Page(render_html(result(rows))).text
         assert said in told
-        assert said.partition(", n counts")[0].lstrip("a;") in page
+        assert said.partition("; n counts")[0].lstrip("a;") in page
         assert ("intervals" in told) == (drawn in rows)
         for text in (told, page):
             assert ("95 %" in text) == (drawn in rows)
@@ -132,7 +132,7 @@ def test_corners(corners):
     for name, study in corners.items():
         for plain in (False, True):
             assert study.workload in text_of(study, plain), name
-    assert "500 trials of 6,000 planned" in text_of(corners["no trial"])
+    assert "500 of 6,000 planned trials have been run" in text_of(corners["no trial"])
     assert "no FIT: FIT needs" in text_of(corners["rate"], fit_per_bit=1e-4)
 
 

@@ -32,7 +32,7 @@ class PvfCommandOptions:
         "Exit with 1 if the upper limit of a target is above this bound, like "
         "'top_mlp<=0.01'.", OUTPUT_PANEL, "assert", is_repeatable=True)] = ()  # fmt: skip
     find: Annotated[Path | None, Option(
-        "With --config CARD.json: the folder in which the files that the card's campaign needs are found by their content.",
+        "With --config CARD.json: the folder to search for the files of the card's campaign; their content identifies them.",
         OUTPUT_PANEL)] = None  # fmt: skip
 
 

@@ -32,7 +32,7 @@ class StoredReportOptions:
         Path | None, output_option("Path of the page, card, figure or table to write.", "next to the store")
     ] = None
     figure: Annotated[str | None, Option(
-        "Write only this figure, for a paper: -o FILE.svg, FILE.pdf or FILE.png. An unknown name lists those there are.",
+        "Write only this figure, for a paper: -o FILE.svg, FILE.pdf or FILE.png. A wrong name lists the figures of the report.",
         OUTPUT_PANEL, metavar="<name>")] = None  # fmt: skip
     table: Annotated[bool, Option(
         "Write only the main table, for a paper: -o FILE.tex, FILE.md, or FILE.csv with the columns for machines.",
@@ -65,8 +65,8 @@ def report(request: Request) -> int:
     """Show the results of a stored campaign as a table and an HTML page, without running a trial.
 
     Further options depend on the store: see unsilent report STORE --help. Options that the command of the campaign gave need not
-    be repeated. Of a card: check its checksum and show it. Of events of a monitored training: show the last run. Two stores are
-    compared by unsilent diff.
+    be repeated. A card is shown if its checksum is right. Of the events of a monitored training, the last run is shown. Two
+    stores are compared by unsilent diff.
     """
     from unsilent.cli.report_output import show_report
 

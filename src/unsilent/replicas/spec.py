@@ -41,7 +41,12 @@ class ReplicaSpec(SpecOfTraining):
     )]  # fmt: skip
     options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
     data: Annotated[str | None, DATA] = None
-    seed: Annotated[int, Option("Seed of the clean twin, from which fresh seeds are derived.", WORKLOAD_PANEL)] = 0
+    seed: Annotated[
+        int,
+        Option(
+            "Seed of the clean twin (the run without switches); seeds of other runs derive from it.", WORKLOAD_PANEL
+        ),
+    ] = 0
     steps: Annotated[
         int | None, Option("Number of steps of each run.", WORKLOAD_PANEL, default_text="all steps of the training")
     ] = None

@@ -245,7 +245,11 @@ def test_a_stored_campaign_is_read_and_reported(tmp_path):
     assert "10 of 40 trainings" in page.headline
     gap = replace(strategies.difference, low=-0.1, high=0.1)
     result = replace(result, differences=(replace(strategies, difference=gap, detectable=0.141),))
-    assert any("any of 15 points or more would be found" in one for one in report(result).findings)
+    assert any("would find a difference of 15 points or more" in one for one in report(result).findings)
+    assert any("largest share of harmful ends" in one for one in report(result).findings)
+    harmless = tuple(group for group in result.groups if not group.harmful_trials)
+    assert harmless
+    assert not any("largest share" in one for one in report(replace(result, groups=harmless)).findings)
     differences = comparison_report(result, replace(result, groups=result.groups[::-1]))
     (shown,) = differences.sections[0].parts
     lines = [texts(shown.columns, one) for one in shown.rows]

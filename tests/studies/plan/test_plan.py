@@ -245,8 +245,8 @@ def test_the_oracle_is_compared_with_the_plan_by_the_same_trials(campaign):
 @pytest.mark.parametrize(("granularity", "hint"), [("tensor", True), ("tensor-bits", False)])
 @pytest.mark.parametrize(
     ("share", "said"),
-    [(0.98, "more than half the failure rate of {} remains by prediction at every budget: 98 % at 20%"),
-     (1.02, "not less than the failure rate of {} remains by prediction at every budget: 102 % at 20%")],
+    [(0.98, "the plan leaves more than half the failure rate of {}, by prediction, at every budget: 98 % at 20%"),
+     (1.02, "the plan leaves no less than the failure rate of {}, by prediction, at every budget: 102 % at 20%")],
 )  # fmt: skip
 def test_a_plan_that_is_no_better_than_random_says_so(campaign, granularity, hint, share, said):
     result = plan(campaign / "t.sqlite", budget="20%")
@@ -458,9 +458,9 @@ def test_memories_that_no_plan_can_be_made_for_are_refused(campaign, memories, m
     [
         ((0.014, 0.01, 0.02), (-0.003, -0.01, -0.001), " of 1.4 % [1.0, 2.0]; without protection it is 1.7 % [1.2, 2.2]."),
         ((0.0, 0.0, 0.068), (-0.01, -0.02, -0.001), " of < 6.8 %; without protection it is 1.7 % [1.2, 2.2]."),
-        ((0.018, 0.01, 0.03), (-0.01, -0.02, -0.001), "1.7 % [1.2, 2.2]; by the same trials, the plan leaves less."),
-        ((0.018, 0.01, 0.03), (0.001, -0.01, 0.02), "1.7 % [1.2, 2.2]; by the same trials, the plan leaves more."),
-        ((0.014, 0.01, 0.02), (-0.001, -0.01, 0.02), "1.7 % [1.2, 2.2]; that the plan leaves less is not shown."),
+        ((0.018, 0.01, 0.03), (-0.01, -0.02, -0.001), "1.7 % [1.2, 2.2]; compared on the same trials, the plan leaves less."),
+        ((0.018, 0.01, 0.03), (0.001, -0.01, 0.02), "1.7 % [1.2, 2.2]; compared on the same trials, the plan leaves more."),
+        ((0.014, 0.01, 0.02), (-0.001, -0.01, 0.02), "1.7 % [1.2, 2.2]; it is not shown that the plan leaves less."),
     ],
 )  # fmt: skip
 def test_the_headline_says_whether_less_remains(campaign, rate, change, said):

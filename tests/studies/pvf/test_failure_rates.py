@@ -47,7 +47,7 @@ def test_the_ratio_is_that_of_pvf_times_bits(stores):
             assert one["ratio"]["estimate"] == pytest.approx(expected)
             assert one["ratio"]["low"] == pytest.approx(row["ratio"]["low"] / 2)
     assert "At the same fault rate per bit" in found["headline"]
-    assert "it holds 0.5 times as many bits" in found["headline"]
+    assert "B holds 0.5 times as many bits" in found["headline"]
 
 
 @pytest.mark.slow
@@ -104,7 +104,7 @@ def test_what_is_said_follows_from_the_limits(limits, said, of_fit):
 
 
 def test_of_no_wrong_output_no_ratio_is_said():
-    assert "how often B fails against A is not known" in failure_rates_text(rates(0.0, None, float("inf")))
+    assert "how often B fails compared with A is not known" in failure_rates_text(rates(0.0, None, float("inf")))
 
 
 class Widths(nn.Module):

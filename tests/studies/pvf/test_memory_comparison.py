@@ -198,7 +198,7 @@ def test_a_note_of_both_campaigns_is_there_once(stores):
     notes = compared(stores, "bare", "coded").notes
     assert len([note for note in notes if "Assumed: calls follow each other" in note]) == 1
     assert any(note.startswith("A and B: Assumed: calls") for note in notes)
-    numbers = [note.partition(": ")[0] for note in notes if "Numbers of memory dram" in note]
+    numbers = [note.partition(": ")[0] for note in notes if "numbers of memory dram" in note]
     assert numbers == ["A", "B"]  # protection and code_word are in one of them
 
 

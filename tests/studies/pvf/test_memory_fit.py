@@ -130,8 +130,8 @@ def test_perfect_protection_ends_in_a_report_without_trials(tmp_path, more):
     assert rates(result, "pattern", "dram/single").detectable.high == 0
     report = result.report()
     assert report.headline.startswith(
-        "No trial was run, because no fault reaches the model: by the description (not measured), silent FIT is 0, "
-        "and detectable FIT 96,"
+        "No trial was run, because no fault reaches the model. By the description of the accelerator (not measured), silent "
+        "FIT is 0; detectable FIT, which counts events that a memory detects but does not correct, is 96"
     )
     assert [section.title for section in report.sections] == ["Failure rate of memories"]
     text = "\n".join((*report.findings, *report.notes, report.method, report.headline))
@@ -224,7 +224,10 @@ def test_uncertain_shares_of_a_code_are_in_the_limits(tmp_path):
     assert row.incorrect.high >= row.raw * share.high
     assert row.incorrect.low <= row.raw * share.low
     assert row.detectable.low < row.raw - missed < row.detectable.high <= row.raw
-    assert any(f"counted from {DRAWS:,} drawn events of dram/pair" in note for note in result.notes)
+    assert any(
+        f"Which events of dram/pair the code corrects or reports was counted in up to {DRAWS:,}" in note
+        for note in result.notes
+    )
 
 
 def part(name, raw, altered, draws=0):
@@ -262,7 +265,7 @@ def test_events_that_come_through_too_rarely_are_in_upper_limits_alone(tmp_path,
     assert (body.silent.estimate, body.silent.n) == (0, 0)
     assert body.silent.high == pytest.approx(32 * 1600 / 229)
     assert rates(result, "model", "model").silent.n == 10  # two elements are even in each block
-    assert any("they are not tried and are in upper limits alone" in note for note in result.notes)
+    assert any("they are not injected, and only upper limits include them" in note for note in result.notes)
 
 
 def test_what_is_loaded_for_one_use_is_there_while_it_is_read(tmp_path):

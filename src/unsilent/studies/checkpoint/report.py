@@ -39,7 +39,8 @@ def report(result: CheckpointResult) -> Report:
     harmful = sum(t.harmful for t in result.trials)
     headline = (
         f"{harmful:,} of {len(result.trials):,} trainings of {baseline.name} that resumed from a corrupted checkpoint ended "
-        "harmfully."
+        f"harmfully (error, crash, hang, or worse than the clean resume by more than {100 * result.options.gap:g} % and beyond "
+        "noise)."
     )
     return Report(
         "unsilent/checkpoint-study/2", "checkpoint study", f"Corrupted checkpoints of {baseline.name}", headline,
@@ -79,19 +80,20 @@ def _findings(result: CheckpointResult) -> Iterator[str]:
     resumes = result.baseline.resumes
     if len(resumes) > 1:
         checkpoints = _equal([(resume.strategy, resume.checkpoint_hash) for resume in resumes])
-        yield f"checkpoints with the same bits: {checkpoints}"
+        yield f"strategies whose clean checkpoints have the same bits: {checkpoints}"
         ends = _equal([(resume.strategy, resume.final_hashes[0]) for resume in resumes])
-        yield f"clean resumes that end with the same bits: {ends}"
+        yield f"strategies whose clean resumes end with the same bits: {ends}"
     if pairs := result.pairs.count:
         yield (
             f"{result.pairs.same_class:,} of {pairs:,} pairs of trials with the same faults under two strategies ended in the "
             f"same class, {result.pairs.same_bits:,} with the same bits"
         )
-    if worst := max(result.groups, key=lambda group: (group.harmful.low, -group.flips), default=None):
+    worst = max(result.groups, key=lambda group: (group.harmful.low, -group.flips), default=None)
+    if worst and worst.harmful_trials:
         names = [str(name) for name in _names(worst.target).values() if name != "all"]
         yield (
-            f"most harmful: {', '.join(names)}, {count_text(worst.flips, 'flip')}: {worst.harmful_trials:,} of "
-            f"{count_text(worst.trials, 'trial')}"
+            f"largest share of harmful ends (by its lower limit): {', '.join(names)}, {count_text(worst.flips, 'flip')}: "
+            f"{worst.harmful_trials:,} of {count_text(worst.trials, 'trial')}"
         )
     together = [row for row in result.differences if row.is_paired or ALL_FLIPS in row.name] or result.differences
     shown = [row for row in result.differences if row.is_shown]
@@ -100,8 +102,8 @@ def _findings(result: CheckpointResult) -> Iterator[str]:
     if silent := len(result.differences) - len(shown):
         largest = max(row.detectable for row in result.differences if not row.is_shown)
         yield (
-            f"{silent:,} of {count_text(len(result.differences), 'comparison')} of harmful shares show no difference; any of "
-            f"{upper_bound_text(largest, 100)} points or more would be found four times in five"
+            f"{silent:,} of {count_text(len(result.differences), 'comparison')} of harmful shares show no difference; each would "
+            f"find a difference of {upper_bound_text(largest, 100)} points or more with a probability of about 80 %"
         )
 
 
@@ -156,7 +158,7 @@ def _sections(result: CheckpointResult) -> Iterator[Section]:
         yield Section(
             "Differences",
             "The first named minus the second. Trials of two strategies, or of two ways to load, have the same faults and are "
-            "compared in pairs. Detectable: the smallest difference that would be found four times in five.",
+            "compared in pairs. Detectable: the smallest difference that would be found with a probability of about 80 %.",
             (Table.of(result.differences, differences, "Differences between harmful shares"),),
         )
     if any(group.changed.size for group in result.groups):
@@ -238,7 +240,7 @@ def comparison_report(result_a: CheckpointResult, result_b: CheckpointResult) ->
     harmful = Table.of(rows_across(rows, "measure"), columns, "Harmful resumes")
     return Report(
         "unsilent/checkpoint-study-comparison/1", "checkpoint study", "Two campaigns on corrupted checkpoints",
-        f"{shown} of {count_text(len(pairs), 'share')} of harmful resumes differ between A and B.",
+        f"A difference between A and B is shown in {shown} of {count_text(len(pairs), 'share')} of harmful resumes.",
         machine_table(rows, MACHINE_NAMES),
         sections=(Section("Harmful resumes", "Limits of the differences hold for all rows together.", (harmful,)),),
         facts=(("A", result_a.command), ("B", result_b.command)),

@@ -89,7 +89,7 @@ class CheckpointSpec(Spec):
         "strategy", parser=read_names(STRATEGIES, "strategy"), formatter=joined)] = ("single", "ddp")  # fmt: skip
     ranks: Annotated[int, Option("Processes of every strategy but single.", WORKLOAD_PANEL)] = 2
     step: Annotated[int | None, Option(
-        "Steps before the checkpoint is saved.", WORKLOAD_PANEL, default_text="half of them")] = None  # fmt: skip
+        "Steps before the checkpoint is saved.", WORKLOAD_PANEL, default_text="half of --steps")] = None  # fmt: skip
     steps: Annotated[int | None, Option(
         "Steps of the whole training.", WORKLOAD_PANEL, default_text="all of the training")] = None  # fmt: skip
     init: Annotated[int, Option("Seed of the training itself.", WORKLOAD_PANEL)] = 0
@@ -100,10 +100,13 @@ class CheckpointSpec(Spec):
     fault: Annotated[str, Option("Fault model, without a count, like bitflip:bits=0-29.", FAULTS_PANEL)] = "bitflip"
     flips: Annotated[tuple[int, ...], Option(
         "Numbers of flips (or elements) in one checkpoint.", FAULTS_PANEL, separator=",")] = (1, 10, 100)  # fmt: skip
-    law: Annotated[str, Option("Sampling law: per-element or per-tensor.", FAULTS_PANEL)] = "per-element"
+    law: Annotated[str, Option(
+        "How faults are drawn: per-element (uniform over elements) or per-tensor (uniform over tensors first).",
+        FAULTS_PANEL)] = "per-element"  # fmt: skip
     loaded_by: Annotated[tuple[str, ...], Option(
-        "Ranks that load the corrupted file, and how: all, one-after, one-before, one-after-broadcast, one-before-broadcast; "
-        "several joined by commas.", FAULTS_PANEL, parser=read_names(LOADED_BY, "way to load"),
+        "Who loads the corrupted file: all ranks, or only the last one, after or before the model is wrapped (one-after, "
+        "one-before; with -broadcast added, rank 0's optimizer state is then sent to all); several joined by commas.",
+        FAULTS_PANEL, parser=read_names(LOADED_BY, "way to load"),
         formatter=joined)] = ("all",)  # fmt: skip
     seed: Annotated[int, SEED] = 0
     threads: Annotated[int, NOT_AN_OPTION] = 1
@@ -135,7 +138,7 @@ class CheckpointAnalysisOptions(AnalysisOptions):
     """Options of the analysis, which can change without running a trial again."""
 
     gap: Annotated[float, Option(
-        "Loss of accuracy that is harmful, as a share or like 2%, if it is beyond the noise of seeds as well.",
+        "A resume is harmful if it loses more accuracy than this, as a share or like 2%, and more than the noise of seeds.",
         PRECISION_PANEL)] = 0.02  # fmt: skip
 
 

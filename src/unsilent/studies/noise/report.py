@@ -237,8 +237,8 @@ def headline(result: NoiseResult) -> str:
     value = next((v for v in noisy if v.name == "ALGO+IMPL"), noisy[-1])
     churn, sd = interval_text(value.churn, 100, 1.0), interval_text(value.accuracy.sd, 100, max_possible_sd(value.n))
     return (
-        f"Two runs of {training_name(result)} with {value.name} disagree on {churn} % of {result.samples:,} predictions, while "
-        f"accuracy has an sd of {sd} points"
+        f"Two runs of {training_name(result)} with the switches of {value.name} disagree, on average, on {churn} % of "
+        f"{result.samples:,} predictions; the standard deviation of accuracy is {sd} points"
     )
 
 
@@ -261,7 +261,7 @@ def findings(result: NoiseResult) -> Iterator[str]:
             yield f"{output.name}: {count_text(output.n, 'run')} {text}"
     for output in result.variants:
         if (first := output.diverging_operation) is not None:
-            where = f"{first.replica} is the first to differ, at step {first.step}"
+            where = f"run {first.replica} first differs from the clean twin at step {first.step}"
             yield f"{output.name}: {where}: {diverging_operation_text(first)}"
     yield from (_parts(output) for output in differing_variants(result) if output.groups)
     for output in differing_variants(result):
@@ -281,10 +281,10 @@ def _parts(result: VariantNoise) -> str:
     more = [g.name for g in result.groups if is_significant_spread(g)]
     said = f"{listed(more)} {'varies' if len(more) == 1 else 'vary'} more than random groups of the same size"
     if not more:
-        said = "none varies more than random groups of the same size"
+        said = "none is shown to vary more than random groups of the same size"
     whole = result.accuracy.sd.estimate
     most = max(result.groups, key=lambda g: g.sd.estimate or 0.0)
-    text = f"{result.name}: of {count_text(len(result.groups), 'group')} {said}"
+    text = f"{result.name}: of {count_text(len(result.groups), 'group')} of samples, {said}"
     if not whole or not most.sd.estimate:
         return text
     return (
@@ -296,9 +296,9 @@ def _parts(result: VariantNoise) -> str:
 def noise_method_lines(result: NoiseResult) -> list[str]:
     """Notes on the method, for display under the tables."""
     return [
-        "sd: over replicas (n - 1 in the denominator); churn and L2: mean over pairs of replicas; in brackets: "
-        f"{100 * result.confidence:g} % limits by the jackknife (for an sd at least as wide as for a normal sample); "
-        "–: no limit",
+        "sd: standard deviation over replicas (n - 1 in the denominator); churn (predictions that differ) and L2 (distance of "
+        f"final weights): means over pairs of replicas; in brackets: {100 * result.confidence:g} % limits by the jackknife "
+        "(those of an sd are at least as wide as for a normal sample); –: no limit",
         "diverges at step: first step, counted from 0, after which weights differ from those of the clean twin (median over "
         f"replicas); {count_text(result.steps, 'step')} per run",
         f"the smallest p value that a rank test against these replicas can give is {p_value_text(result.smallest_p)}",

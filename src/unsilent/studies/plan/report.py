@@ -76,10 +76,10 @@ def _headline(result: PlanResult) -> str:
     )
     seems_worse = (best.predicted.estimate or 0.0) >= (result.unprotected.estimate or 0.0)
     if (best.change.estimate or 0.0) > 0:
-        return f"{said}; by the same trials, the plan leaves more."
+        return f"{said}; compared on the same trials, the plan leaves more."
     if best.change.high >= 0:
-        return f"{said}; that the plan leaves less is not shown."
-    return f"{said}; by the same trials, the plan leaves less." if seems_worse else f"{said}."
+        return f"{said}; it is not shown that the plan leaves less."
+    return f"{said}; compared on the same trials, the plan leaves less." if seems_worse else f"{said}."
 
 
 def _rate_text(rate: Interval) -> str:
@@ -139,25 +139,25 @@ def _findings(result: PlanResult) -> Iterator[str]:
         noun = f"assigning {name.replace(' first', ' parts first').replace('random', 'parts in random order')}"
         if estimated:
             certain = f"shown with joint limits at {', '.join(shown)}" if shown else "not shown with joint limits"
-            yield f"at most half the failure rate of {noun} remains {source} at {', '.join(estimated)}; {certain}"
+            yield f"the plan leaves at most half the failure rate of {noun}, {source}, at {', '.join(estimated)}; {certain}"
         else:
             shares = {b.name: _share_of_baseline(b, name) for b in result.budgets if name in b.gains}
             each = ", ".join(f"{percent_text(share)} at {budget}" for budget, share in shares.items())
             best = min((share for share in shares.values() if share is not None), default=0.0)
-            start = "more than half" if best < 1 else "not less than"
-            yield f"{start} the failure rate of {noun} remains {source} at every budget: {each}"
+            start = "more than half" if best < 1 else "no less than"
+            yield f"the plan leaves {start} the failure rate of {noun}, {source}, at every budget: {each}"
             if name == BASELINES[0] and result.granularity != "tensor-bits":
                 yield "classes of bits need less memory than whole tensors or rows: try --granularity tensor-bits"
     wrong = [b.name for b in result.budgets if b.differs]
     if wrong:
-        yield f"prediction and second campaign differ at {', '.join(wrong)} (Holm)"
+        yield f"prediction and second campaign differ at {', '.join(wrong)} (after Holm's correction)"
     elif result.validation_store:
         count = count_text(len(result.budgets), "budget")
-        yield f"no difference between prediction and second campaign was shown at any of {count} (Holm)"
+        yield f"no difference between prediction and second campaign was shown at any of {count} (after Holm's correction)"
     vague = [b for b in result.budgets if b.trials_factor is not None and b.trials_factor > 1]
     if vague:
-        factors = ", ".join(f"{upper_bound_text(b.trials_factor or 0)} times at {b.name}" for b in vague)
-        yield f"to predict the rate to within 20 %, --trials of the campaign would have to be larger: {factors}"
+        factors = ", ".join(f"{upper_bound_text(b.trials_factor or 0)} times as many at {b.name}" for b in vague)
+        yield f"to predict the rate to within 20 %, the campaign needs more --trials: {factors}"
 
 
 def _share_of_baseline(budget: PlannedBudget, name: str) -> float | None:
@@ -258,8 +258,8 @@ def _facts(result: PlanResult) -> Iterator[tuple[str, str]]:
     yield "trials", f"{result.trials:,}, half of them for the selection and half for the prediction"
     parts = count_text(len(result.items), "part")
     yield "parameters", f"{human_bytes(int(result.bytes))} in {parts} ({result.granularity})"
-    yield "fault", f"{result.fault}, one in a trial, {result.law}"
-    yield "unit, confidence", f"{result.unit}, {100 * result.confidence:g} %"
+    yield "fault", f"{result.fault}, one in each trial, drawn {result.law}"
+    yield "counted unit, confidence", f"{result.unit}, {100 * result.confidence:g} %"
     yield "oracle", result.truth
     if result.raw_fit is not None:
         faults = f"{number_text(result.raw_fit)} faults in all parameters per 1e9 hours"
@@ -271,13 +271,13 @@ def _facts(result: PlanResult) -> Iterator[tuple[str, str]]:
 
 def _notes(result: PlanResult) -> Iterator[str]:
     if result.budgets[0].capacity is None:
-        yield f"none: the parameters {result.compared_with}, by all trials; limits of remains hold for all budgets"
+        yield f"row none: the parameters {result.compared_with}, by all trials"
         yield MEMORY_RATES
     else:
-        yield "none: by all trials, as in the report of the campaign; limits of remains hold for all budgets"
-    yield "remains, and assignments that do not use the trials: predicted from the half that did not select"
-    yield "plan, trials of oracle: the rate that the plan leaves by the trials of the oracle, to compare the oracle with"
-    yield "smallest first and largest first: parts in order of their size; random: mean of 100 random orders"
+        yield "row none: without protection, by all trials, as in the report of the campaign"
+    yield "remains: predicted from the half of the trials that did not select the parts; limits hold for all budgets together"
+    yield "smallest first, largest first: the same, with parts in order of their size; random: mean of 100 random orders"
+    yield "plan, trials of oracle: what the plan leaves in the trials that the oracle uses; compare the oracle with this column"
     if result.truth.startswith("all trials"):
         yield "oracle: the best plan for all trials of the campaign, evaluated on the same trials; on average, no plan is better"
     else:

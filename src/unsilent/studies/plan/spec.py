@@ -57,7 +57,7 @@ class PlanOptions:
         "Raw FIT (failures per 1e9 hours) of one bit of memory; adds the FIT that remains.", OUTPUT_PANEL,
         default_text="that of the campaign's command")] = None  # fmt: skip
     truth: Annotated[Path | None, Option(
-        "A store of the same campaign that is taken for the truth, such as an exhaustive one, for the oracle.",
+        "A store of the same workload, such as an exhaustive one, whose trials the oracle (the best possible plan) uses.",
         PRECISION_PANEL)] = None  # fmt: skip
     validate: Annotated[bool, Option(
         "Run a second campaign with another seed, correct the faults in protected memory, and compare.",

@@ -61,7 +61,7 @@ def report(trace: FaultTrace, title: str, facts: tuple[tuple[str, str], ...] = (
         notes=(
             "one row is one output of one operation; relative: largest |faulty - golden| / |golden|; ▶ marks what a fault "
             "corrupts",
-            f"golden and faulty runs: {trace.runs}",
+            f"golden: the run without the fault; golden and faulty run were executed {trace.runs} times in all",
         ),
         method=METHOD,
     )

@@ -51,7 +51,7 @@ from unsilent.studies.pvf.memory_records import Rate
 from unsilent.studies.pvf.records import EVENTS_COMING_THROUGH
 from unsilent.studies.pvf.spec import PvfSpec
 from unsilent.studies.pvf.wanted_precision import Precision
-from unsilent.studies.pvf.words import accuracy_text, info_text
+from unsilent.studies.pvf.words import accuracy_text, info_text, judging_text
 
 SCHEMA = "unsilent-pvf-card"
 VERSION = 3
@@ -388,7 +388,7 @@ def report(card: PvfCard) -> Report:
         ),
         facts=known,
         notes=(
-            *([f"{limits_text(card.rows, card.confidence)}, n counts faults"] if rows else []),
+            *([f"{limits_text(card.rows, card.confidence)}; n counts faults"] if rows else []),
             f"PVF card, version {card.version}, checksum verified: {card.sha256}",
         ),
         repeat_command=card.command,
@@ -460,7 +460,7 @@ def key_numbers(card: PvfCard) -> Iterator[tuple[str, str, str]]:
 def facts(card: PvfCard) -> Iterator[tuple[str, str]]:
     """Facts that identify the measurement, as pairs of term and text."""
     spec = card.spec
-    yield "read as", f"counted per {card.unit}, judge {card.judge}, sampling law {spec.law}, seed {spec.seed}"
+    yield "read as", f"{judging_text(card.judge, card.unit, spec.law)}, seed {spec.seed}"
     yield "campaign", card.campaign
     options = ", ".join(f"{key}={value}" for key, value in spec.options)
     named_inputs = {"options": options, "data": spec.data, "weights": spec.weights, "faults": spec.faults}

@@ -67,7 +67,7 @@ from unsilent.studies.pvf.records import (
     row_label,
 )
 from unsilent.studies.pvf.report import BARS, terminal_tables
-from unsilent.studies.pvf.words import common_facts, meaning
+from unsilent.studies.pvf.words import common_facts, judging_text, meaning
 
 Rates = tuple[FailureRates, ...]
 SCHEMA = "unsilent/comparison/2"
@@ -250,8 +250,10 @@ def headline(comparison: Comparison) -> str:
     a, b = (estimate_text(side).estimate for side in (row.a, row.b))
     points = difference_text(row.difference, " points")
     if row.differs:
-        return f"{measure} of {where} is {difference_direction(row)} in B: {b} % against {a} %, {points}."
-    return f"No difference is shown in {measure} of {where}: A {a} %, B {b} %, {points}."
+        return (
+            f"{measure} of {where} is {difference_direction(row)} in B: {b} % against {a} % in A, difference {points}."
+        )
+    return f"No difference is shown in {measure} of {where}: A {a} %, B {b} %, difference {points}."
 
 
 def differing_rows_text(comparison: Comparison) -> str:
@@ -262,7 +264,8 @@ def differing_rows_text(comparison: Comparison) -> str:
         return ""
     apart = sorted((row for row in rows if row.differs), key=significance_sort_key)
     what = f" in {comparison.a.measure_text}" if comparison.fits else ""
-    start = f"After correction for multiple comparisons, {len(apart):,} of {len(rows):,} {level} rows differ{what}"
+    shown = f"a difference{what} is shown in {len(apart):,} of {count_text(len(rows), f'{level} row')}"
+    start = f"After correction for multiple comparisons, {shown}"
     if not apart:
         return f"{start}."
     first = apart[:MOST_ROWS_NAMED]
@@ -276,8 +279,8 @@ def difference_counts_text(comparison: Comparison) -> str:
     parts = []
     for level in dict.fromkeys(row.level for row in comparison.rows):
         rows = [row for row in comparison.rows if row.level == level and row.p is not None]
-        parts += [f"{level}: {sum(row.differs for row in rows):,} of {len(rows):,} rows differ"] if rows else []
-    return "; ".join(parts)
+        parts += [f"{level} {sum(row.differs for row in rows):,} of {len(rows):,}"] if rows else []
+    return f"rows in which a difference is shown: {', '.join(parts) or 'none'}"
 
 
 def paired_rows_text(comparison: Comparison) -> str:
@@ -305,9 +308,9 @@ def _notes(comparison: Comparison, fit_per_bit: float | None) -> Iterator[str]:
         yield f"no FIT: {FIT_REQUIREMENT}"
     if mixed := mixed_widths_text(comparison, fit_per_bit):
         yield mixed
-    yield f"counted per {a.unit}, judge {a.judge}, sampling law {a.law}, targets per {a.per}"
+    yield f"{judging_text(a.judge, a.unit, a.law)}; one target per {a.per}"
     if comparison.changes:
-        changes = (f"{change.what} ({_value(change.a)}, {_value(change.b)})" for change in comparison.changes)
+        changes = (f"{change.what} (A {_value(change.a)}, B {_value(change.b)})" for change in comparison.changes)
         yield f"A and B also differ in: {', '.join(changes)}"
     if not comparison.rows:
         return

@@ -87,10 +87,11 @@ def failure_rates_text(rates: tuple[FailureRates, ...]) -> str:
     if (model := _model(rates)) is None:
         return ""
     bits = model.row.b.bits / model.row.a.bits
-    why = f"it holds {bits:.3g} times as many bits"
+    why = f"B holds {bits:.3g} times as many bits"
     if model.ratio.estimate is None:
         return (
-            f"At the same fault rate per bit, how often B fails against A is not known: A has no wrong output; {why}."
+            f"At the same fault rate per bit, how often B fails compared with A is not known, because A has no wrong output; "
+            f"{why}."
         )
     text = f"{model.text.estimate} times{model.text.limits_in_sentence} as often as A"
     if not model.direction:
@@ -124,7 +125,7 @@ def failure_rates_section(rates: tuple[FailureRates, ...], fit_per_bit: float | 
             Column.text("FIT B", lambda target: _fit_text(target.row.b, fit_per_bit)),
         ]
     rate = "" if fit_per_bit is None else f" FIT is at {fit_per_bit:.3g} failures per 10⁹ hours and bit."
-    lead = f"PVF × bits: how often B fails against A where every bit is hit equally often, whatever the rate.{rate}"
+    lead = f"PVF × bits: how often B fails compared with A if every bit is hit equally often, whatever the rate.{rate}"
     rows = sorted(rates, key=lambda target: target.row.level == "model")
     return Section("Failure rates", lead, (Table.of(rows, tuple(columns)),))
 

@@ -94,9 +94,9 @@ class MemoryFaults:
     def notes(self) -> Iterator[str]:
         """Notes on the failure rates: what they count, and what was assumed."""
         yield (
-            "FIT are events in 1e9 device hours that make an inference call incorrect, which evaluates one batch (with --unit "
-            "sample: that make a sample of it incorrect, on average), so they depend on the size of the batches. They are those "
-            "of what the memories hold, while it is needed; events in other content of the memories are in no rate."
+            "FIT counts events in 1e9 device hours that make an inference call, which evaluates one batch, incorrect (with "
+            "--unit sample: one sample of the batch, on average), so it depends on the batch size. Only events in what the "
+            "memories hold of this workload, while it is needed, are counted."
         )
         for facts in self.facts:
             if facts.unmatched:
@@ -109,7 +109,7 @@ class MemoryFaults:
                     f"Memory {facts.name} has {human_bytes(facts.size)}, but what it is said to hold takes "
                     f"{human_bytes(facts.held)}."
                 )
-            yield f"Numbers of memory {facts.name}: {facts.evidence}."
+            yield f"Where the numbers of memory {facts.name} come from: {facts.evidence}."
         for kind, noun in KINDS_IN_WORDS.items():
             sites = sorted(site for site in self._sites_without_memory if kind_of(site) == kind)
             if sites:
@@ -121,8 +121,8 @@ class MemoryFaults:
         drawn = {f"{part.memory}/{part.pattern}": part.draws for part in self.parts if part.draws}
         if drawn:
             yield (
-                f"What the code makes of events was counted from {max(drawn.values()):,} drawn events of {listed(drawn)}, whose "
-                "uncertainty is in the limits of FIT; of all other patterns it is exact."
+                f"Which events of {listed(drawn)} the code corrects or reports was counted in up to {max(drawn.values()):,} "
+                "drawn events of each; the limits of FIT include this uncertainty. For all other patterns it is exact."
             )
         tried = {target.name for target in self.targets}
         rare = sorted(
@@ -130,8 +130,8 @@ class MemoryFaults:
         )
         if rare:
             yield (
-                f"Of {listed(rare)} there are events that come through less often than once in {1 / RAREST:,.0f}: they are not "
-                "tried and are in upper limits alone."
+                f"Some events of {listed(rare)} come through the protection less often than once in {1 / RAREST:,.0f}: they are "
+                "not injected, and only upper limits include them."
             )
 
     # -- what a memory holds --------------------------------------------------------------------------------------

@@ -288,11 +288,11 @@ class PvfBudget:
         "flip, narrowed with --at or bits=.", PRECISION_PANEL, default_text="1000; 200000 with --ci or --rel",
         parser=_number_or_all("--trials", "trials", MOST_TRIALS - 1), formatter=_text_or_all)] = None  # fmt: skip
     ci: Annotated[str | None, Option(
-        "Run until every row's interval has this half-width, like 0.1%; model=0.1%: rows of this name or glob alone.",
+        "Run until every row's interval has this half-width, like 0.1%; model=0.1% asks it only of rows with this name or glob.",
         PRECISION_PANEL, parser=read_width)] = None  # fmt: skip
     rel: Annotated[str | None, Option(
-        "Run until the half-width is this share of the estimate, like 20%, or that of --ci (default 0.02%); model=20%: "
-        "rows of this name or glob alone.",
+        "Run until every half-width is this share of its estimate, like 20%, or that of --ci (default 0.02%) if that is wider; "
+        "model=20% asks it only of rows with this name or glob.",
         PRECISION_PANEL,
         parser=read_width)] = None  # fmt: skip
     shard: Annotated[tuple[int, int], SHARD] = (1, 1)

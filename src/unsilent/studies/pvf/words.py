@@ -40,7 +40,7 @@ from unsilent.studies.pvf.records import (
     samples_text,
     vulnerability_key,
 )
-from unsilent.studies.pvf.spec import PvfBudget
+from unsilent.studies.pvf.spec import FROM_ACCELERATOR, FROM_LIST, PvfBudget
 
 PLACES = {
     ALL_PARAMETERS: "the parameters",
@@ -111,8 +111,8 @@ def _unmeasured_rate(model: MemoryFitRow) -> str:
     if model.raw:
         why = "too few faults come through to be tried" if model.silent.high else "no fault reaches the model"
     return (
-        f"No trial was run, because {why}: by the description (not measured), silent FIT is {silent}, and detectable FIT "
-        f"{errors}, of events that are detected and not corrected."
+        f"No trial was run, because {why}. By the description of the accelerator (not measured), silent FIT is {silent}; "
+        f"detectable FIT, which counts events that a memory detects but does not correct, is {errors}."
     )
 
 
@@ -172,9 +172,15 @@ def measured_on(result: PvfResult) -> str:
     return (
         f"{count_text(result.trials_done, 'trial')}{some} {count_text(result.samples, 'sample')} in "
         f"{count_text(result.batches, 'batch')}{', drawn anew in each trial' if result.samples_of_trials else ''}"
-        f"{accuracy and ', '}{accuracy}; counted per {result.unit}, "
-        f"judge {result.judge}, sampling law {result.law}, seed {result.seed}"
+        f"{accuracy and ', '}{accuracy}; {judging_text(result.judge, result.unit, result.law)}, seed {result.seed}"
     )
+
+
+def judging_text(judge: str, unit: str, law: str) -> str:
+    """What is judged and how faults were drawn, like ``judge top1 counts wrong samples; faults drawn per-element``."""
+    origins = {FROM_LIST: "faults from a list", FROM_ACCELERATOR: "faults drawn by the memories of the accelerator"}
+    wrong = "batches" if unit == "batch" else "samples"
+    return f"judge {judge} counts wrong {wrong}; {origins.get(law, f'faults drawn {law}')}"
 
 
 def dtype_text(result: PvfResult) -> str:
@@ -205,8 +211,9 @@ MEMORIES = (
     "memory reports as detectable."
 )
 NOTHING_REACHES = (
-    "FIT are computed from the description alone: events in bits that are needed, and what the code of each memory makes of "
-    "them. Nothing was injected, so that nothing here is a measurement."
+    "FIT are computed from the description of the accelerator alone: from the events in bits that the model needs, and from "
+    "which of them the error-correcting code of each memory corrects or reports. Nothing was injected, so nothing here is a "
+    "measurement."
 )
 PVF_MEANING = (
     "PVF is the parameter vulnerability factor (arXiv 2405.01741): the probability that an output is incorrect, given a "
@@ -283,7 +290,7 @@ def all_rows_lead(result: PvfResult) -> str:
 def findings(result: PvfResult, fits: Sequence[FitRow]) -> Iterator[str]:
     """Sentences for the head of the report: incomplete trials, FIT against PVF, and notes of the campaign."""
     if result.trials_done < result.trials_planned:
-        yield f"not complete: {result.trials_done:,} trials of {result.trials_planned:,} planned"
+        yield f"not complete: {result.trials_done:,} of {result.trials_planned:,} planned trials have been run"
     yield from filter(None, (fit_versus_pvf_text(fits), *result.notes))
 
 
@@ -293,12 +300,14 @@ def notes(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRow]) 
         yield f"nothing was measured; what the memories hold was computed from {count_text(result.batches, 'batch')}"
         return
     yield measured_on(result)
-    joint = ", comparisons use joint intervals" if has_any_interval(result.rows) else ""
-    yield f"{limits_text(result.rows, result.confidence)}, n counts faults{joint}"
+    joint = "; joint intervals, which hold for all targets at once, decide comparisons"
+    yield f"{limits_text(result.rows, result.confidence)}; n counts faults{joint if has_any_interval(result.rows) else ''}"
+    if any(row.silent_share is not None for row in result.rows):
+        wrong = f"of the wrong {units(result)}, those with finite outputs"
+        yield f"silent %: {wrong}; due %: of all, those with NaN, infinity or an error"
     if is_pooled(result):
         yield (
-            f"rows that combine several targets: counts of outcomes are plain sums; {result.measure} and the shares silent and "
-            "due weight each target by its probability under the sampling law"
+            "rows of several targets, like model, add up counts and weight percentages by how likely a fault is in each target"
         )
     if fit_per_bit is not None and not fits and not result.transient:
         yield f"no FIT: {FIT_REQUIREMENT}"
