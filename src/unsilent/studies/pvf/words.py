@@ -177,7 +177,7 @@ def measured_on(result: PvfResult) -> str:
 
 
 def judging_text(judge: str, unit: str, law: str) -> str:
-    """What is judged and how faults were drawn, like ``judge top1 counts wrong samples; faults drawn per-element``."""
+    """The judge and the way faults were drawn, like ``judge top1 counts wrong samples; faults drawn per-element``."""
     origins = {FROM_LIST: "faults from a list", FROM_ACCELERATOR: "faults drawn by the memories of the accelerator"}
     wrong = "batches" if unit == "batch" else "samples"
     return f"judge {judge} counts wrong {wrong}; {origins.get(law, f'faults drawn {law}')}"
