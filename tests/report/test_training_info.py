@@ -276,8 +276,9 @@ def test_a_contrast_says_what_the_interval_supports(found, word):
 
 def test_several_comparisons_say_what_holds_together():
     both = (contrast(), contrast(name="latent"))
-    assert "Zou & Donner, joint over 2 (Bonferroni); limits in a table hold for each row separately" in text_of(
-        result(contrasts=both)
+    assert (
+        "(Zou & Donner) hold for all 2 together (Bonferroni); limits in a table hold for each row separately"
+        in text_of(result(contrasts=both))
     )
     assert "Bonferroni" not in text_of(result(contrasts=()))
 
@@ -311,28 +312,28 @@ def test_two_stores_of_one_campaign_are_not_told_as_independent():
 def test_conditions_are_told_with_sensitivity_or_not_at_all():
     text = text_of(result())
     assert (
-        "came before 15 of 15 latent outcomes (sensitivity 100 % [78, 100]) and occurred in 4 of 84 harmless trials"
+        "in 15 of 15 trials that ended in silent degradation (sensitivity 100 % [78, 100]) and in 4 of 84 harmless trials"
         in text
     )
     assert "it is not known what precedes it" in text_of(CORNERS["all masked"])
-    assert "times the largest of the fault-free run" not in text_of(CORNERS["nothing watched"])
+    assert "of its kind in the fault-free run" not in text_of(CORNERS["nothing watched"])
 
 
 def test_both_floors_are_described():
     text = text_of(result())
     assert (
-        "implementation noise: 20 fault-free replicas (switches: within) whose held-out accuracy is -1 to +2 points"
-        in text
+        "implementation noise: 20 fault-free replicas (switches: within) whose held-out accuracy differs from that of the "
+        "fault-free twin (golden) by -1 to +2 points" in text
     )
     assert (
-        "noise of seeds: 20 fault-free replicas (switches: init+order) whose held-out accuracy is -3 to +2 points"
-        in text
+        "noise of seeds: 20 fault-free replicas (switches: init+order) whose held-out accuracy differs from that of the "
+        "fault-free twin (golden) by -3 to +2 points" in text
     )
     assert "p of at most 5 % (the smallest possible p with 20 replicas is 4.8 %)" in text
     same = text_of(CORNERS["same floors"])
     assert "ended in the final state of the fault-free twin (golden), so every difference exceeds this noise" in same
     assert "no seed changes this training, so harm is judged by implementation noise alone" in same
-    assert "counted as masked after 30 steps inside the fault-free band" in text_of(CORNERS["horizon"])
+    assert "counted as masked after 30 steps close to the fault-free run" in text_of(CORNERS["horizon"])
     assert "horizon" not in text
 
 
@@ -344,23 +345,29 @@ def test_pvf_and_guard_are_told():
     )
     assert "exploratory: the order of targets is not tested" in text
     assert "held-out accuracy below 90.00 % (2 points below the worst fault-free replica of either noise floor)" in text
-    assert "that share if the limit comes from implementation noise alone (accuracy below 92.00 %)" in text
+    assert "the same share, with the limit taken from implementation noise alone (accuracy below 92.00 %)" in text
     nothing = tuple(replace(p, failures=0, pvf=clopper_pearson(0, p.n)) for p in parts())
-    assert headline(result(parts=nothing)).startswith("No corruption of 3 targets")
+    assert headline(result(parts=nothing)) == (
+        "None of 400 corruptions of 3 targets of train-toy ended in a convergence failure (upper limit of training PVF: at most "
+        "100 % for each target)"
+    )
     text = text_of(CORNERS["guard"])
     assert (
-        "within two steps, the guard caught 16 of 20 harmful faults, 80 % [56, 95], and 17 of 25 different trials, 68 %"
-        in text
+        "within two steps of the fault, the guard caught 16 of 20 harmful faults, 80 % [56, 95]; of all faults "
+        "whose runs ended different, it caught 17 of 25 faults, 68 %" in text
     )
-    assert "of these harmful faults, 15 ended with a final state identical to the fault-free run" in text
+    assert "of the harmful faults caught, 15 ended with exactly the final state of the fault-free run" in text
     nobody = text_of(
         result(
             guard=replace(guarded(), all_harmful=caught("all harmful", 0, 0), large_harmful=caught("wrote more", 0, 0))
         )
     )
-    assert "the guard caught 0 of 0 harmful faults, no trial, and 17 of 25 different trials" in nobody
+    assert (
+        "the guard caught 0 of 0 harmful faults, no trial; of all faults whose runs ended different, it caught 17 of 25 faults"
+        in nobody
+    )
     assert "2 caught later than two steps after the fault, 1 stopped" in text
-    assert "alarms: exp_avg_sq of stem 14, running_var of bn 2" in text
+    assert "by what raised them: exp_avg_sq of stem 14, running_var of bn 2" in text
 
 
 def test_groups_stand_in_the_order_of_reading():

@@ -31,8 +31,10 @@ class ProfileOptions:
     detector: Annotated[
         str, Option("The detector, or several joined by +, like dr-dna+weight-integrity+abft.", EXECUTION_PANEL)
     ] = "dr-dna"
-    rate: Annotated[float, Option("Rate of false alarms per sample and call.", EXECUTION_PANEL)] = 0.01
-    samples: Annotated[int, Option("Clean samples that are used at most.", EXECUTION_PANEL)] = 1000
+    rate: Annotated[
+        float, Option("Share of clean samples that may raise a false alarm in a call.", EXECUTION_PANEL)
+    ] = 0.01
+    samples: Annotated[int, Option("Maximum number of clean samples to use.", EXECUTION_PANEL)] = 1000
     layers: Annotated[
         tuple[str, ...],
         Option(
@@ -40,7 +42,7 @@ class ProfileOptions:
             default_text="a choice that keeps the cost low", is_repeatable=True,
         ),
     ] = ()  # fmt: skip
-    seed: Annotated[int, Option("Seed of the choice of sites.", EXECUTION_PANEL)] = 0
+    seed: Annotated[int, Option("Seed for the random choice of what the detector reads.", EXECUTION_PANEL)] = 0
     device: Annotated[str, Option("auto, cpu or cuda[:i].", EXECUTION_PANEL)] = "auto"
     output: Annotated[Path | None, output_option("Where to write the profile.", "WORKLOAD.profile")] = None
 
@@ -93,7 +95,8 @@ def profile(options: Request) -> int:
         return 0
     show_lines(
         f"Detector: {result.detector.name}, {len(result.layer_names)} layers, {result.detector.nbytes:,} bytes",
-        f"Threshold: {result.threshold:.4g}, {result.rate:g} false alarms per sample and call, from {result.samples:,} samples",
+        f"Threshold: {result.threshold:.4g}, for a rate of {result.rate:g} false alarms per sample and call, taken from "
+        f"{result.samples:,} samples",
         f"Profile: {path}",
     )
     return 0

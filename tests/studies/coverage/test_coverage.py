@@ -383,7 +383,7 @@ def test_a_campaign_is_read_and_reported(runner, tmp_path):
         one.per_step.high for one in first.false_alarms if (one.rule, one.on, one.level) == ("robust-z", "", "alarm")
     )
     said = next(one for one in shown.findings if one.startswith("false alarms of robust-z"))
-    assert float(said.split("at most ")[1].split(" ")[0]) >= limit
+    assert float(said.split("limits: ")[1].split(" ")[0]) >= limit
     assert (twice.faults, twice.clean_steps) == (2 * first.faults, 2 * first.clean_steps)
     assert [2 * d.detected for d in first.detections] == [d.detected for d in twice.detections]
     assert [2 * one.events for one in first.false_alarms] == [one.events for one in twice.false_alarms]

@@ -391,7 +391,7 @@ def test_a_report_has_all_parts(campaign):
         assert [y for _, y in points] == sorted(y for _, y in points)
         assert points[-1] == (1.0, pytest.approx(1.0))
     assert result.unreported == {0.001: 10_000, 0.01: 1000}
-    assert any("need a campaign with --clean-samples 10000" in one for one in shown.findings)
+    assert any("needs a campaign with --clean-samples 10000" in one for one in shown.findings)
     assert all(np.isfinite(one.ratios).all() for one in result.costs)
     twice = analyse_together([store, store], OPTIONS)
     own, both = ({(d.detector, d.errors, d.rate): d.share for d in one.detections} for one in (result, twice))
@@ -407,7 +407,9 @@ def test_a_report_says_where_most_faults_change_the_same_answer(campaign, rows):
     for same, said in ((2, True), (1, False)):
         tries = replace(result.tries[0], found=10, same_answer=same)
         findings = report(replace(result, tries=(tries,))).findings
-        assert any(f"{same} of 10 faults changed one and the same answer alone" in one for one in findings) is said
+        assert (
+            any(f"{same} of 10 faults changed one and the same answer and no other" in one for one in findings) is said
+        )
 
 
 def test_too_few_clean_samples_are_refused(campaign):
@@ -435,9 +437,9 @@ def test_the_headline_says_what_is_detected(campaign):
     )
     assert f"that {faults} faults changed, at a threshold for 5 % false alarms (" in headline
     most = max(own, key=lambda name: own[name].estimate)
-    assert f"{most} most, {share_with_limits_text(own[most])}." in headline
+    assert f"{most} detects the most, {share_with_limits_text(own[most])}." in headline
     same = tuple(replace(d, answers=own["ranger"]) for d in result.detections)
-    assert report(replace(result, detections=same)).headline.endswith("no detector finds more.")
+    assert report(replace(result, detections=same)).headline.endswith("no detector detects more.")
     none = tuple(replace(one, found=0, answers=0) for one in result.tries)
     assert (
         report(replace(result, tries=none)).headline
@@ -462,7 +464,7 @@ def test_a_promise_of_false_alarms_is_rounded_up(campaign, originals, promised):
         clean={**campaign[1].clean, "calibration": 10 * originals},
     )
     findings = " ".join(report(result).findings)
-    assert f"a further original is only promised at most {promised} false alarms" in findings
+    assert f"a new original is only promised at most {promised} false alarms" in findings
 
 
 def test_damaged_stores_are_refused_or_read(campaign, folder, tmp_path):

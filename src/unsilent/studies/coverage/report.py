@@ -29,16 +29,19 @@ from unsilent.studies.coverage.spec import CLASSES, PLACES
 FURTHER = ("faults", "clean_steps", "clean_runs", "ends", "tests", "false_alarms", "seconds", "cpu_seconds")
 """Fields of the result that JSON contains in addition to estimates."""
 PLACE_TEXTS = {
-    "operation": "Faults in an operation of a step",
-    "memory": "Faults in parameters and optimizer state between two steps",
+    "operation": "Faults in an operation of a step, by relative change of the gradients: share detected within {follow} steps",
+    "memory": "Faults in parameters and optimizer state between two steps, by relative change of the update: share detected "
+    "within {follow} steps",
 }
+LARGE_TEXT = "finite faults in operations that change the gradients by 1 % or more"
+"""Name of the faults in `LARGE_FINITE`."""
 METHOD = (
-    "A fault is detected where a rule raises an alarm within the steps that are followed, in a step in which it raises none in "
-    "the fault-free run. The severity is the L2 norm of the change of all gradients of the step over that of the fault-free "
-    "gradients, before clipping; of a fault in memory, that of the change of all parameters after the step over that of the "
-    "fault-free update. Shares hold for faults of their class, as they are drawn, and say nothing of how often a class occurs. "
-    "Intervals of shares are those of Clopper and Pearson. Scaling a threshold uses the recorded scores; what a rule has learnt "
-    "stays as it is."
+    "A rule detects a fault if it raises an alarm in the step of the fault or one of the next steps that are followed, and none "
+    "in the same step of the fault-free run. The severity is the L2 norm of the change of all gradients of the step, divided by "
+    "the norm of the fault-free gradients, before clipping; for a fault in memory, the norm of the change of all parameters "
+    "after the step, divided by the norm of the fault-free update. Shares hold for faults of their class, as they are drawn, and "
+    "do not show how often a class occurs. Intervals of shares are those of Clopper and Pearson. Scaling a threshold uses the "
+    "recorded scores; what a rule has learnt stays as it is."
 )
 
 
@@ -67,7 +70,7 @@ def _headline(result: CoverageResult) -> str:
         return f"No finite fault in {name} with a change of the gradients of 1 % or more was judged."
     best, reference = order[0], REFERENCE if REFERENCE in counts else order[0]
     detected, faults = counts[reference]
-    most = f"most are detected by {best}, {counts[best][0]:,}"
+    most = f"no rule detects more than {best} ({counts[best][0]:,} of them)"
     if counts[best][0] == detected:
         most = "and no rule detects more"
     text = (
@@ -103,25 +106,25 @@ def _findings(result: CoverageResult) -> Iterator[str]:
         best = max(of_target, key=lambda row: row.share.low, default=None)
         if best is not None and best.share.n:
             rules = [row.rule for row in of_target if row.detected == best.detected]
-            who = f"most alarms by {', '.join(rules)}" if best.detected else "no alarm"
-            yield (
-                f"{_class_text(target)}: {who}, {best.detected:,} of {count_text(best.share.n, 'fault')} "
-                f"({percent_text(best.share.estimate)})"
-            )
+            many, share = count_text(best.share.n, "fault"), percent_text(best.share.estimate)
+            found = f"{best.detected:,} of {many} ({share}) detected by {', '.join(rules)}, more than by any other rule"
+            if len(rules) == len(of_target):
+                found = f"each rule detects {best.detected:,} of {many} ({share})"
+            yield f"{_class_text(target)}: {found if best.detected else f'no rule detects any of {many}'}"
     yield from _comparison_findings(result)
     alarms = [row for row in result.false_alarms if not row.on and row.level == ALARMS]
     for row in (row for row in alarms if row.rule == REFERENCE):
         yield (
-            f"false alarms of {REFERENCE}: {row.events:,} in {count_text(result.clean_steps, 'step')}, at most "
-            f"{upper_bound_text(row.per_step.high)} per step and {upper_bound_text(row.per_run.high, 100)} % of runs (one-sided "
-            "limits)"
+            f"false alarms of {REFERENCE}: {row.events:,} in {count_text(result.clean_steps, 'fault-free step')}; one-sided "
+            f"upper limits: {upper_bound_text(row.per_step.high)} per step, and {upper_bound_text(row.per_run.high, 100)} % of "
+            "runs with an alarm"
         )
     wanted = max(map(len, result.severities.values()), default=0)
     counts = {target: len(values) for target, values in result.severities.items()}
     if missing := [f"{target} ({faults:,})" for target, faults in counts.items() if faults < wanted]:
         yield (
-            f"fewer than {count_text(wanted, 'fault')} were found of {', '.join(missing)}; raise --tries, or choose another "
-            "--large-fault"
+            f"fewer than {count_text(wanted, 'fault')} were found in these classes: {', '.join(missing)}; raise --tries, or "
+            "choose another --large-fault"
         )
 
 
@@ -131,18 +134,19 @@ def _comparison_findings(result: CoverageResult) -> Iterator[str]:
     clear = [test for test in tests if test.p_value < 1 - result.options.confidence]
     for test in clear:
         yield (
-            f"{REFERENCE} against {test.rule} ({test.level}), finite faults of 1 % or more: difference "
+            f"{LARGE_TEXT}: share that {REFERENCE} detects minus share that {test.rule} detects ({test.level}): "
             f"{difference_text(test.difference, ' points')}, p = {p_value_text(test.p_value)}"
         )
     if rest := [f"{test.rule} ({test.level})" for test in tests if test not in clear]:
-        yield f"no difference of {REFERENCE} was shown on these faults from {', '.join(rest)}"
+        yield f"{LARGE_TEXT}: no difference was shown between {REFERENCE} and {', '.join(rest)}"
 
 
 def _class_text(target: str) -> str:
     low, _, high = target.partition(":")[2].partition("..")
     if not high:
-        return "gradients that are not finite"
-    return f"relative change of the gradients of {low}" + (" or more" if high == "inf" else f" to {high}")
+        return "faults that make gradients not finite"
+    until = "times their norm or more" if high == "inf" else f"to {high} times their norm"
+    return f"faults that change the gradients by {low} {until}"
 
 
 def _sections(result: CoverageResult) -> Iterator[Section]:
@@ -152,7 +156,7 @@ def _sections(result: CoverageResult) -> Iterator[Section]:
         "Detection",
         f"Share of faults that a rule detects within {count_text(result.spec.follow, 'step')}, by the relative change of the "
         "gradients or of the update.",
-        tuple(_by_class(rows, place, PLACE_TEXTS[place]) for place in places),
+        tuple(_by_class(rows, place, PLACE_TEXTS[place].format(follow=result.spec.follow)) for place in places),
     )
     large = [row for row in result.detections if row.target in LARGE_FINITE and row.level == ALARMS]
     if large:
@@ -162,17 +166,19 @@ def _sections(result: CoverageResult) -> Iterator[Section]:
         yield _false_alarms(result)
     if result.tests:
         yield _comparisons(result)
-    lead = "Steps after that of the fault until the first alarm."
+    lead = "Number of steps from the step of the fault to the first alarm, for detected faults of all classes."
     yield Section("Latency", lead, (_latency(rows, result.spec.follow),))
-    time = Column("time of a step", "number", "µs", 1e6, ".3g", of=lambda row: row[1])
+    time = Column("time per step", "number", "µs", 1e6, ".3g", of=lambda row: row[1])
     columns = (Column.text("rule", lambda row: row[0]), time)
-    cost = Table.of(result.seconds_per_step.items(), columns, "Cost of a rule")
-    yield Section("Cost", f"On {count_text(len(result.baseline.series), 'series')}, in this process.", (cost,))
+    cost = Table.of(result.seconds_per_step.items(), columns, "Time that a rule takes to judge a step")
+    # count_text would write "seriess".
+    lead = f"Each rule judges {len(result.baseline.series):,} series of numbers in each step, in this process."
+    yield Section("Cost", lead, (cost,))
 
 
 def _by_class(rows: Sequence[Detection], place: str, title: str) -> Table:
     of_place = [row for row in rows if row.target.startswith(f"{place}:")]
-    names = ("rule", "counts as detected", "class")
+    names = ("rule", "detected by", "class")
     keys = (dict(zip(names, (row.rule, row.level, row.target.partition(":")[2]), strict=True)) for row in of_place)
     cells = [Estimate(key, row.share) for key, row in zip(keys, of_place, strict=True)]
     classes = (Column.share(name, priority=number) for number, name in enumerate(CLASSES[::-1]))
@@ -181,13 +187,14 @@ def _by_class(rows: Sequence[Detection], place: str, title: str) -> Table:
 
 def _by_feature(rows: Sequence[Detection]) -> Table:
     features = dict.fromkeys(row.on for row in rows)
-    columns = (Column.percent(on or "default", priority=n, digits=".0f") for n, on in enumerate(features))
+    columns = (Column.percent(on or "default features", priority=n, digits=".0f") for n, on in enumerate(features))
     shares: dict[str, dict[str, Cell]] = {}
     for (rule, on), (detected, faults) in _sums(rows).items():
         row = shares.setdefault(rule, {"rule": rule})
         if faults:
-            row[on or "default"] = detected / faults
-    return Table.of(shares.values(), [Column.text("rule"), *columns], "Faults that raise an alarm")
+            row[on or "default features"] = detected / faults
+    title = f"{LARGE_TEXT[0].upper()}{LARGE_TEXT[1:]}: share that raise an alarm, by the feature that a rule reads"
+    return Table.of(shares.values(), [Column.text("rule"), *columns], title)
 
 
 def _sums(rows: Sequence[Detection]) -> dict[tuple[str, str], tuple[int, int]]:
@@ -203,18 +210,21 @@ def _sums(rows: Sequence[Detection]) -> dict[tuple[str, str], tuple[int, int]]:
 def _false_alarms(result: CoverageResult) -> Section:
     changes = result.changes
     columns = (
-        Column.text("rule"), Column.text("level"), Column.text("on", lambda row: row.on or "default", 3), Column.count("events"),
+        Column.text("rule"), Column.text("level"), Column.text("feature", lambda row: row.on or "default", 3),
+        Column.count("false alarms", "events"),
         Column("per step, at most", "number", digits=upper_bound_text, of="per_step.high"),
-        Column("runs with one, at most", "number", "%", 100.0, upper_bound_text, 1, of="per_run.high"),
-        Column("scaled by", "number", digits=".3g", priority=2,
+        Column("runs with an alarm, at most", "number", "%", 100.0, upper_bound_text, 1, of="per_run.high"),
+        Column("threshold scaled by", "number", digits=".3g", priority=2,
                of=lambda row: row.threshold if math.isfinite(row.threshold) else None),
         *(Column.count(f"after a change of {change}", _events_after(change), 4) for change in changes),
     )  # fmt: skip
     plain, on_feature = ([row for row in result.false_alarms if bool(row.on) == on] for on in (False, True))
     texts = "; ".join(f"{change}: {CHANGE_TEXTS[change]}" for change in changes)
     parts: list[Part] = [
-        Table.of(plain, columns, "Fault-free runs"),
-        Table.of(on_feature, columns, "Fault-free runs, on one feature", terminal_rows=0),
+        Table.of(plain, columns, "False alarms in fault-free runs"),
+        Table.of(
+            on_feature, columns, "False alarms in fault-free runs, each rule on one feature alone", terminal_rows=0
+        ),
     ]
     if any(result.roc.values()):
         alt_text = "Detected faults against false alarms per step, for each rule"
@@ -222,9 +232,9 @@ def _false_alarms(result: CoverageResult) -> Section:
     return Section(
         "False alarms",
         f"{count_text(result.clean_steps, 'step')} of {count_text(result.clean_runs, 'run')} with other seeds. Consecutive steps "
-        "with an alarm are one event; limits are one-sided. Scaled by: the factor of the threshold at which "
-        f"{number_text(result.options.rate)} of the steps reach it. After a change: the most events in one run from a planted "
-        f"change on, half way ({texts}).",
+        "with an alarm count as one false alarm; limits are one-sided. Threshold scaled by: with the threshold multiplied by "
+        f"this factor, scores reach it in {number_text(result.options.rate)} of the steps. After a change: the most alarms in "
+        f"one run after a change that was made on purpose half way ({texts}).",
         tuple(parts),
     )
 
@@ -261,10 +271,10 @@ def _latency(rows: Sequence[Detection], follow: int) -> Table:
     for row in rows:
         if row.after:
             sums[row.rule, row.level] = sums.get((row.rule, row.level), 0) + np.array(row.after)
-    steps = (Column.count(f"{step} steps" if step else "same step") for step in range(follow))
-    columns = (Column.text("rule"), Column.text("counts as detected"), *steps)
+    steps = (Column.count(count_text(step, "step") if step else "same step") for step in range(follow))
+    columns = (Column.text("rule"), Column.text("detected by"), *steps)
     cells = tuple(TableRow((*names, *counts.tolist())) for names, counts in sums.items())
-    return Table(columns, cells, "Detected faults of all classes")
+    return Table(columns, cells, "Number of detected faults, by steps from the fault to the first alarm")
 
 
 def _facts(result: CoverageResult) -> Iterator[tuple[str, str]]:
@@ -275,9 +285,9 @@ def _facts(result: CoverageResult) -> Iterator[tuple[str, str]]:
     yield "faults in memory", spec.memory_fault
     yield "faults of severity 1 and more", spec.large_fault
     drawn = (f"{target}: {tries / faults:.3g}" for target, (tries, faults) in result.tried.items() if faults)
-    yield "faults drawn for one of a class", "; ".join(drawn)
+    yield "faults drawn until one was of the class, on average", "; ".join(drawn)
     for target, values in result.severities.items():
         finite = values[np.isfinite(values)]
         if len(finite):
-            yield f"severity of {target}", f"median {np.median(finite):.2g} of {count_text(len(values), 'fault')}"
+            yield f"severity of {target}", f"median {np.median(finite):.2g} ({count_text(len(finite), 'fault')})"
     yield "ends of trials", ", ".join(f"{end} {count:,}" for end, count in result.ends.items())

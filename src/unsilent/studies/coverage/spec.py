@@ -112,23 +112,23 @@ class CoverageSpec(SpecOfTraining):
     options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
     data: Annotated[str | None, DATA] = None
     faults: Annotated[tuple[tuple[str, float], ...], Option(
-        "A fault model of operations: any that unsilent faults lists, or a published one, like RD; 2*RD doubles its weight; "
-        "repeat for more.", FAULTS_PANEL, "fault", default_text="bitflip",
+        "A fault model for faults in operations: any that unsilent faults lists, or a published one, like RD; 2*RD doubles its "
+        "weight; repeat for more.", FAULTS_PANEL, "fault", default_text="bitflip",
         parser=parse_weighted_models, formatter=weighted_models_text, is_repeatable=True)] = ()  # fmt: skip
     large_fault: Annotated[str, Option(
-        "The fault model of the classes from a severity of 1 on, which other faults seldom reach; also in memory.",
+        "The fault model for the classes of severity 1 and more, which other faults seldom reach; in operations and in memory.",
         FAULTS_PANEL)] = "bitflip:bits=exponent"  # fmt: skip
     memory_fault: Annotated[str, NOT_AN_OPTION] = "bitflip"
     phases: Annotated[tuple[str, ...], PHASE_OPTION] = PHASES
     layers: Annotated[tuple[str, ...], LAYER_OPTION] = ("*",)
     only: Annotated[tuple[str, ...], Option(
-        "Places and classes of severity to draw faults of, like operation:* or memory:1..100; repeat for more.", FAULTS_PANEL,
+        "Which faults to draw, as PLACE:SEVERITY, like operation:* or memory:1..100; repeat for more.", FAULTS_PANEL,
         default_text="all", is_repeatable=True)] = ("*",)  # fmt: skip
     follow: Annotated[
-        int, Option("Steps that a rule has to detect a fault, that of the fault included.", FAULTS_PANEL)
+        int, Option("Number of steps, from that of the fault on, in which a rule can detect it.", FAULTS_PANEL)
     ] = 5
     tries: Annotated[int, Option(
-        "Faults that a trial draws at most until one is of its class of severity.", FAULTS_PANEL)] = 300  # fmt: skip
+        "Maximum number of faults that a trial draws until one is of its class of severity.", FAULTS_PANEL)] = 300  # fmt: skip
     seed: Annotated[int, SEED] = 0
     init: Annotated[int, Option("Seed of the training itself.", WORKLOAD_PANEL)] = 0
     steps: Annotated[
@@ -245,11 +245,14 @@ class CoverageBudget(Budget):
     trials: Annotated[int, Option(
         "Faults of each class of severity, in operations and in memory.", PRECISION_PANEL)] = 150  # fmt: skip
     shard: Annotated[tuple[int, int], NOT_AN_OPTION] = (1, 1)
-    clean_runs: Annotated[int, Option("Fault-free runs with other seeds, for false alarms.", PRECISION_PANEL)] = 20
+    clean_runs: Annotated[
+        int, Option("Fault-free runs with other seeds, in which false alarms are counted.", PRECISION_PANEL)
+    ] = 20
     clean_steps: Annotated[int | None, Option(
         "Steps of each fault-free run.", PRECISION_PANEL, default_text="as many as the training has")] = None  # fmt: skip
     changed_runs: Annotated[int, Option(
-        "Fault-free runs with each planted change: batch size, learning rate, data.", PRECISION_PANEL)] = 5  # fmt: skip
+        "Fault-free runs with each change made on purpose half way: batch size, learning rate, data.",
+        PRECISION_PANEL)] = 5  # fmt: skip
 
     def __post_init__(self) -> None:
         Budget.__post_init__(self)
@@ -264,11 +267,13 @@ class CoverageAnalysisOptions(AnalysisOptions):
     """Options of the analysis of a store."""
 
     rate: Annotated[float, Option(
-        "False alarms per step at which rules are compared with scaled thresholds.", PRECISION_PANEL)] = 1e-3  # fmt: skip
+        "False alarms per step to which thresholds are scaled, so that rules can be compared.",
+        PRECISION_PANEL)] = 1e-3  # fmt: skip
 
     sampling: Annotated[tuple[int, ...], Option(
-        "Steps in which a monitor reads all values once, a part in each: one number, or those of gradients, of gradients of norm "
-        "layers' inputs, and of updates, like 1,5,8.", PRECISION_PANEL, separator=",")] = (1,)  # fmt: skip
+        "Number of steps in which a monitor reads every value once, a part of them in each step: one number, or three for "
+        "gradients, gradients of norm layers' inputs, and updates, like 1,5,8.",
+        PRECISION_PANEL, separator=",")] = (1,)  # fmt: skip
 
     def __post_init__(self) -> None:
         AnalysisOptions.__post_init__(self)

@@ -11,6 +11,7 @@ from unsilent.report.model import Column, Plot, Report, Section, Table, TableRow
 from unsilent.report.text import count_text, number_text
 from unsilent.studies.training.example import TrainingExample
 from unsilent.studies.training.plots import GOLDEN, example_line_style, loss_figure
+from unsilent.studies.training.sentences import END_TEXTS
 
 FAULT_FREE, FAULTY = "without the fault", "with the fault"
 LAST = 50
@@ -112,7 +113,8 @@ def _facts(example: TrainingExample) -> Iterator[tuple[str, str]]:
     settings = "".join(f", {name}={value}" for name, value in stored.spec.options)
     yield "training", f"{stored.spec.workload}{settings}"
     yield "fault", "; ".join(fault.describe() for fault in stored.faults)
-    yield "why the run ended", f"{example.row.end_reason}, after {count_text(example.row.steps_run, 'step')}"
+    reason = END_TEXTS.get(example.row.end_reason, example.row.end_reason)
+    yield "why the run ended", f"{reason}, after {count_text(example.row.steps_run, 'step')}"
     floors = (stored.floors.implementation, stored.floors.seeds)
     runs = (f"{len(floor.accuracy)} stored fault-free runs that differ in {floor.switches}" for floor in floors)
     yield "judged by", ", ".join(runs)

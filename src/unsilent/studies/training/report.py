@@ -82,14 +82,14 @@ METHOD = (
     "Mitigating Hardware Failures in Deep Learning Training Systems, ISCA 2023 (DOI 10.1145/3579371.3589105)."
 )
 CONDITIONS = (
-    "large values before latent harm. Large: above factor x the largest value of the golden run, within two steps of the fault. "
-    "Columns hit, false and loud count trials with a large value; missed, clear and not count trials without one. hit, missed: "
-    "latent harm; false, clear: no harm; loud, not: harm with an error. "
-    "different: sensitivity among trials that are latent harm when judged by implementation noise alone"
+    "Large values before latent harm (silent degradation). A value is large if, within two steps of the fault, it exceeds factor "
+    "x the largest value of the golden run. hit: latent harm after a large value; missed: latent harm without one; false, clear: "
+    "no harm, with and without a large value; loud, not: harm with an error, with and without one. "
+    "different: sensitivity for trials that end in latent harm if judged by implementation noise alone"
 )
 TRIALS = Column.count("trials", "n")
 CONDITION_COLUMNS = (
-    Column("largest of", of=lambda row: KINDS.get(row.kind, row.kind)), Column("factor", "number", digits=",.0f"),
+    Column("kind of value", of=lambda row: KINDS.get(row.kind, row.kind)), Column("factor", "number", digits=",.0f"),
     Column.count("hit", "true_positives"), Column.count("missed", "false_negatives"),
     Column.count("false", "false_positives", 1), Column.count("clear", "true_negatives", 1),
     Column.count("loud", "visible_harm_with", 3), Column.count("not", "visible_harm_without", 3),
@@ -100,7 +100,8 @@ PART_COLUMNS = (
     TRIALS, Column.count("failed", "failures"), Column.share("PVF", "pvf"), Column.share("different"),
 )  # fmt: skip
 UNDER_GUARD = (
-    "size of a harmful fault: largest value written, as a multiple of the largest value in the tensor before the fault"
+    "caught: alarm within two steps of the fault; rows with a size: harmful faults by the largest value written, as a multiple "
+    "of the largest value in the tensor before the fault"
 )
 
 
@@ -330,7 +331,7 @@ def _parts_table(result: TrainingResult) -> Table:
     parts = list(result.parts)
     if len(parts) > GROUPS:
         parts = most_vulnerable_first(parts)
-    title = "training PVF; different: PVF if judged by implementation noise alone"
+    title = "Training PVF: share of trials that failed to converge; different: the same, judged by implementation noise alone"
     more = CUT.format("vulnerable")
     return Table.of(parts, PART_COLUMNS, title, terminal_rows=GROUPS, more_rows_text=more, sortable=True)
 
@@ -340,12 +341,14 @@ def _guard_parts(result: TrainingResult) -> Iterator[Part]:
     if guard is None:
         return
     if any(row.n for row in guard.sizes):
-        yield Plot("guard", "Caught share by size", guard_figure(guard.sizes))
+        yield Plot("guard", "Share of harmful faults that the guard caught, by size", guard_figure(guard.sizes))
     columns = (
-        Column("faults", of="name"), Column.count("n"), Column.count("caught", "detected_in_time"), Column.share("share"),
-        Column.count("bit-identical", "recovered_identical"),
+        Column("faults", of=lambda row: f"size {row[1].name}" if row[0] == "guard size" else row[1].name),
+        Column.count("n", lambda row: row[1].n), Column.count("caught", lambda row: row[1].detected_in_time),
+        Column.share("share", lambda row: row[1].share),
+        Column.count("bit-identical", lambda row: row[1].recovered_identical),
     )  # fmt: skip
-    yield Table.of((detection for _, detection in _caught(result)), columns, f"under the guard; {UNDER_GUARD}")
+    yield Table.of(_caught(result), columns, f"Faults under the guard. {UNDER_GUARD}")
 
 
 def _examples(result: TrainingResult) -> Section:

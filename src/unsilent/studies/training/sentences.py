@@ -15,6 +15,14 @@ from unsilent.studies.training.records import Contrast, TrainingPvfRow, Training
 from unsilent.studies.training.spec import PHASES
 
 GUARD = "--guard"
+END_TEXTS = {
+    "end": "last step reached",
+    "same-bits": "state again identical to the fault-free run's",
+    "not-finite": "loss not finite",
+    "horizon": "close to the fault-free run for the whole horizon",
+    "raised": "error raised",
+}
+"""Texts for those of `END_REASONS` whose names do not explain them."""
 
 ANY = "any"
 KINDS = {"first": "first moment", "second": "second moment", "moving": "moving statistic", ANY: "any of these"}
@@ -28,7 +36,7 @@ OUTCOME_TEXTS = {
     TrainingOutcome.SHARP_SLOW_DEGRADE: "accuracy drops at once, then declines further",
     TrainingOutcome.LOW_TEST: "trains normally, but accuracy is low on held-out samples",
     TrainingOutcome.IMPROVED: "better than the fault-free run, beyond noise",
-    TrainingOutcome.CRASHED: "crashed, raised or hung",
+    TrainingOutcome.CRASHED: "the process crashed, raised an error or hung",
 }
 SOURCES = {
     "short_term": ("a loss that becomes non-finite within this many steps after the fault is short-term", "our choice"),
@@ -136,7 +144,11 @@ def _pvf_headline(result: TrainingResult) -> str:
     worst = most_vulnerable_first(result.parts)[0]
     many = count_text(len(result.parts), "target")
     if not any(part.failures for part in result.parts):
-        return f"No corruption of {many} of {result.workload} ended in a convergence failure"
+        corruptions, high = sum(part.n for part in result.parts), max(part.pvf.high for part in result.parts)
+        return (
+            f"None of {count_text(corruptions, 'corruption')} of {many} of {result.workload} ended in a convergence failure "
+            f"(upper limit of training PVF: at most {upper_bound_text(high, 100)} % for each target)"
+        )
     memory = f" ({worst.memory_kind})" if worst.memory_kind else ""
     return (
         f"`{worst.part or worst.target}`{memory} has the highest training PVF of {many} of {result.workload}: "
@@ -178,10 +190,13 @@ def contrast_text(result: Contrast) -> str:
     """A sentence on the difference between two groups, and on whether it is significant."""
     gap = result.difference
     word = "higher" if gap.low > 0 else "lower" if gap.high < 0 else ""
-    first, second = (f"{share_with_limits_text(share)} of {share.n:,}" for share in (result.one, result.other))
+    first, second = (
+        f"{share_with_limits_text(share)} of {count_text(share.n, 'trial')}" for share in (result.one, result.other)
+    )
     return (
-        f"{result.name}, {result.first} against {result.second} with the same fault models: {first} against {second}, "
-        f"{difference_text(gap, ' points')}: {f'the share is {word} for {result.first}' if word else 'no difference is shown'}"
+        f"share of {result.name} trials, {result.first} against {result.second} (same fault models): {first} against {second}, "
+        f"difference {difference_text(gap, ' points')}: "
+        f"{f'the share is {word} for {result.first}' if word else 'no difference is shown'}"
     )
 
 
@@ -191,19 +206,19 @@ def _conditions(result: TrainingResult) -> Iterator[str]:
     if value is None:
         return
     what = (
-        f"a gradient history or moving statistic above {FACTOR:g} times the largest of the fault-free run (our threshold) within "
-        "two steps of the fault"
+        f"within two steps of the fault, an optimizer moment or a moving statistic exceeded {FACTOR:g} times the largest value "
+        "of its kind in the fault-free run (our threshold)"
     )
     latent, others = value.true_positives + value.false_negatives, value.false_positives + value.true_negatives
     if not latent:
         yield (
-            f"no trial ended in silent degradation, so it is not known what precedes it; {what} occurred in "
+            f"no trial ended in silent degradation, so it is not known what precedes it; {what} in "
             f"{value.false_positives:,} of {others:,} harmless trials"
         )
         return
     yield (
-        f"{what} came before {value.true_positives:,} of {count_text(latent, 'latent outcome')} (sensitivity "
-        f"{share_with_limits_text(value.sensitivity)}) and occurred in {value.false_positives:,} of {others:,} harmless trials "
+        f"{what} in {value.true_positives:,} of {count_text(latent, 'trial')} that ended in silent degradation (sensitivity "
+        f"{share_with_limits_text(value.sensitivity)}) and in {value.false_positives:,} of {others:,} harmless trials "
         f"(specificity {share_with_limits_text(value.specificity)})"
     )
 
@@ -219,8 +234,8 @@ def pvf_text(result: TrainingResult) -> str:
     return (
         "training PVF: the share of corruptions that end in a convergence failure: a crash, a loss that is not finite, or a "
         f"held-out accuracy below {100 * least:.2f} % ({100 * result.margin:g} points below the worst fault-free replica of "
-        "either noise floor); different: that share if the limit comes from implementation noise alone (accuracy below "
-        f"{100 * different:.2f} %)"
+        "either noise floor); column different: the same share, with the limit taken from implementation noise alone (accuracy "
+        f"below {100 * different:.2f} %)"
     )
 
 
@@ -234,17 +249,19 @@ def guard_texts(result: TrainingResult) -> Iterator[str]:
     whole = output.all_harmful
     caught = count_and_share_text(whole.share, "harmful fault")
     yield (
-        f"within two steps, the guard caught {caught}, and {count_and_share_text(output.different.share, 'different trial')}; of "
-        f"these harmful faults, {whole.recovered_identical:,} ended with a final state identical to the fault-free run"
+        f"within two steps of the fault, the guard caught {caught}; of all faults whose runs ended different, it caught "
+        f"{count_and_share_text(output.different.share, 'fault')}; of the harmful faults caught, "
+        f"{whole.recovered_identical:,} ended with exactly the final state of the fault-free run"
     )
     rest = [
         (output.late_alarms, "caught later than two steps after the fault"),
         (output.stopped, "stopped because an alarm came again after the guard restored an earlier state"),
     ]
     if parts := [f"{count:,} {what}" for count, what in rest if count]:
-        yield f"under the guard: {', '.join(parts)}"
+        yield f"other harmful faults under the guard: {', '.join(parts)}"
     if output.alarms:
-        yield "alarms: " + ", ".join(f"{kind} {count:,}" for kind, count in output.alarms.items())
+        alarms = ", ".join(f"{kind} {count:,}" for kind, count in output.alarms.items())
+        yield f"alarms of the guard on harmful faults, by what raised them: {alarms}"
 
 
 def training_method_lines(result: TrainingResult) -> list[str]:
@@ -256,8 +273,8 @@ def training_method_lines(result: TrainingResult) -> list[str]:
         *floor_texts(result),
         f"in brackets: {100 * result.confidence:g} % limits ({result.all_trials.harmful.method}); {joint_text(result)}",
         "different: crashed, not finite, or off by more than a threshold and beyond implementation noise; harmful: crashed, "
-        "not finite, or worse by more than a threshold and beyond the noise of seeds as well; silent: harmful without an error "
-        "(degraded, or low accuracy on held-out samples)",
+        "not finite, or worse by more than a threshold and beyond the noise of seeds as well; silent or latent: harmful "
+        "without an error (degraded, or low accuracy on held-out samples)",
         cost_text(result),
         f"{duration_text(result.seconds)} in all sessions, {duration_text(result.cpu_seconds)} of CPU time",
     ]
@@ -266,7 +283,7 @@ def training_method_lines(result: TrainingResult) -> list[str]:
 def joint_text(result: TrainingResult) -> str:
     """A sentence on the limits of differences, and on which limits hold jointly."""
     many = len(result.contrasts)
-    joint = f"limits of differences: Zou & Donner, joint over {many} (Bonferroni); " if many else ""
+    joint = f"limits of differences (Zou & Donner) hold for all {many} together (Bonferroni); " if many else ""
     return f"{joint}limits in a table hold for each row separately, so comparing rows is exploratory"
 
 
@@ -279,10 +296,10 @@ def floor_texts(result: TrainingResult) -> Iterator[str]:
     yield f"noise of seeds: {_floor(floors.seeds, result, no_seed)}"
     n = min(len(floors.implementation.accuracy), len(floors.seeds.accuracy))
     yield (
-        f"beyond a floor: a rank test of held-out accuracy and loss gives p of at most {100 * result.level:g} % (the "
-        f"smallest possible p with {n} replicas is {upper_bound_text(1 / (n + 1), 100)} %). Trials are tested separately, so "
-        f"chance alone puts up to {100 * result.level:g} % of runs without an effect beyond the floor. A difference in accuracy "
-        "must also exceed a threshold"
+        f"beyond a noise floor means: a rank test of held-out accuracy and loss gives p of at most {100 * result.level:g} % (the "
+        f"smallest possible p with {n} replicas is {upper_bound_text(1 / (n + 1), 100)} %). Each trial is tested "
+        f"separately, so up to {100 * result.level:g} % of faults without an effect count as beyond the floor by chance. A "
+        "difference in accuracy must also exceed a threshold"
     )
 
 
@@ -295,19 +312,20 @@ def _floor(floor: ReplicaDifferences, result: TrainingResult, if_identical: str)
     if all(floor.identical_to_twin):
         return f"{head} that all ended in the final state of the fault-free twin (golden){if_identical}"
     return (
-        f"{head} whose held-out accuracy is {_span(floor.accuracy)} points from that of the fault-free twin (golden), and whose "
-        f"predictions differ in up to {upper_bound_text(max(floor.churn), 100)} % of {count_text(result.samples, 'sample')}"
+        f"{head} whose held-out accuracy differs from that of the fault-free twin (golden) by {_span(floor.accuracy)} points, "
+        f"and whose predictions differ in up to {upper_bound_text(max(floor.churn), 100)} % of "
+        f"{count_text(result.samples, 'sample')}"
     )
 
 
 def cost_text(result: TrainingResult) -> str:
     """A sentence on the cost of a trial."""
     cost = result.cost
-    ends = ", ".join(f"{reason} {count:,}" for reason, count in cost.end_reasons.items())
+    ends = ", ".join(f"{END_TEXTS.get(reason, reason)} {count:,}" for reason, count in cost.end_reasons.items())
     return (
         f"on average, a trial ran {100 * cost.steps:.1f} % of a full run's steps ({100 * cost.steps_without_early_end:.1f} % if "
         f"none had ended early) and took {100 * cost.seconds:.1f} % of its time; one worker runs {cost.per_hour:,.0f} trials per "
-        f"hour; reasons why runs ended: {ends}{masked_horizon_text(result.spec)}"
+        f"hour; why runs ended: {ends}{masked_horizon_text(result.spec)}"
     )
 
 
@@ -316,8 +334,8 @@ def masked_horizon_text(spec: Mapping[str, object]) -> str:
     horizon = spec.get("horizon")
     if not isinstance(horizon, Mapping):
         return ""
-    return f"; horizon: a run is counted as masked after {horizon.get('steps')} steps inside the fault-free band"
+    return f"; horizon: a run is counted as masked after {horizon.get('steps')} steps close to the fault-free run"
 
 
 def _span(values: Sequence[float]) -> str:
-    return f"{100 * min(values):+.2g} to {100 * max(values):+.2g}"
+    return f"{100 * min(values):+.2g} to {100 * max(values):+.2g}" if any(values) else "0"

@@ -382,16 +382,20 @@ class ReferenceRunOptions:
     """Options of the runs that faulty runs are compared with."""
 
     horizon: Annotated[int | None, Option(
-        "End a run and count it as masked after this many steps inside the fault-free band.", PRECISION_PANEL,
+        "End a run and count it as masked once its loss and accuracy have stayed close to the fault-free run's for this many "
+        "steps.", PRECISION_PANEL,
         default_text="never")] = None  # fmt: skip
     replicas: Annotated[int, Option(
-        "Fault-free runs of each of the two noise floors: implementation noise, and other seeds.",
+        "Number of fault-free runs for each of the two noise floors: implementation noise, and other seeds.",
         PRECISION_PANEL)] = 20  # fmt: skip
     noise: Annotated[
-        str, Option("Switches of the implementation-noise floor, as for unsilent noise.", PRECISION_PANEL)
+        str,
+        Option(
+            "What the runs of the implementation-noise floor vary: switches, as for unsilent noise.", PRECISION_PANEL
+        ),
     ] = "impl"
     floor: Annotated[Path | None, Option(
-        "File in which the fault-free runs are stored.", OUTPUT_PANEL,
+        "File that stores the fault-free runs of the noise floors.", OUTPUT_PANEL,
         default_text="unsilent-noise-….sqlite here")] = None  # fmt: skip
     guard: Annotated[bool, Option(
         "Repeat under the guard every trial that ended different, and report what the guard caught.",

@@ -17,6 +17,7 @@ from unsilent.studies.coverage.inference.analysis import ALL, LADDER, Detection,
 from unsilent.studies.coverage.inference.spec import CALIBRATION, ERROR_MODELS, SHIFTED, TEST, TIMED_BATCHES
 from unsilent.studies.coverage.report_parts import comparison_table, roc_figure
 
+COST_TITLE = "CPU time with a detector, and memory of the detector, in percent of those of the model alone"
 DUPLICATION = "duplication"
 """Name of the detector that runs the whole model twice."""
 
@@ -27,8 +28,8 @@ def cost_section(result: InferenceCoverageResult) -> Section:
     columns = (Column.text("detector"), *map(Column.percent, (*times, "memory")))
     rows = ({"detector": cost.detector, **_finite(times, cost.ratios), "memory": cost.memory} for cost in result.costs)
     return Section(
-        "Cost", "CPU time of a pass with the detector over that of the model alone, and memory over that of the model.",
-        (Table.of(rows, columns, "Cost of a detector"),),
+        "Cost", "A CPU time of 100 % is that of a pass without the detector. Memory is that of what the detector stores.",
+        (Table.of(rows, columns, COST_TITLE),),
     )  # fmt: skip
 
 
@@ -46,8 +47,8 @@ def duplication_is_cheaper(result: InferenceCoverageResult) -> Iterator[str]:
         named = f"{dearer[0]} ({number_text(ratios[dearer[0]])} times)"
         others = f" and {count_text(len(dearer) - 1, 'other detector')}" if len(dearer) > 1 else ""
         yield (
-            f"at batch {TIMED_BATCHES[0]} it is cheaper to run the model twice and to compare the answers: {DUPLICATION} took "
-            f"{number_text(twice)} times the CPU time of the model alone, less than {named}{others}"
+            f"with {count_text(TIMED_BATCHES[0], 'sample')} in a batch, running the model twice and comparing the answers "
+            f"({DUPLICATION}) took {number_text(twice)} times the CPU time of the model alone, less than {named}{others}"
         )
 
 
@@ -62,13 +63,16 @@ FURTHER = (
     "reference", "clean", "originals", "tries", "comparisons", "false_alarms", "costs", "seconds", "cpu_seconds",
 )  # fmt: skip
 """Fields of the result that JSON contains in addition to estimates."""
+BY_ANSWER, BY_FAULT = "Detected changed answers", "Detected share of the answers that a fault changed, mean over faults"
+"""Titles of the two tables of detection."""
 LEAST_FAULTS, MOST_OF_ONE_ANSWER = 10, 0.2
 """Minimum number of faults, and of the share of them that change only the same answer, for a note in the report."""
 METHOD = (
     "Each trial draws a batch of clean test samples, and independent faults of its error model until one changes the answer of "
     "a sample; estimates hold for such faults. A changed answer is detected where the margin of a layer is above the threshold, "
-    "which is taken of other clean samples (split conformal prediction). Of changed answers: such answers over all changed "
-    "answers. Of faults, and all other shares: the mean over faults of the share of the answers that a fault changed. Intervals "
+    "which is taken from other clean samples (split conformal prediction). Shares of changed answers: detected "
+    "answers over all changed answers. Shares of faults, and all other shares: the mean over faults of the share of the answers "
+    "that a fault changed. Intervals "
     "are Gaffke's, by fault. False alarms are counted on all test samples without faults; their intervals are by original, as "
     "samples that are copies of one original are not independent. Limits of changed answers are wider than those of faults: "
     "the next fault could change all answers of its batch."
@@ -101,7 +105,11 @@ def _headline(result: InferenceCoverageResult) -> str:
     alarms = {row.detector: row.share for row in result.false_alarms if row.rate == result.options.rate}
     share = alarms.get(mine.detector)
     raised = "" if share is None else f" ({share_with_limits_text(share)} measured)"
-    most = "no detector finds more" if best is mine else f"{best.detector} most, {share_with_limits_text(best.answers)}"
+    most = (
+        "no detector detects more"
+        if best is mine
+        else f"{best.detector} detects the most, {share_with_limits_text(best.answers)}"
+    )
     return (
         f"{mine.detector} detects {share_with_limits_text(mine.answers)} of {count_text(answers, 'answer')} of "
         f"{result.baseline.name} that {count_text(faults, 'fault')} changed, at a threshold for "
@@ -148,19 +156,22 @@ def _findings(result: InferenceCoverageResult) -> Iterator[str]:
             mine, best = _reference_and_best(rows, result)
             both = _both_shares(mine.answers, mine.share)
             yield f"{ERROR_TEXTS[errors]}: {result.reference} detects {both} at {rate} false alarms; " + (
-                "no detector finds more answers"
+                "no detector detects more answers"
                 if best is mine
-                else f"most answers by {best.detector}, {_both_shares(best.answers, best.share)}"
+                else f"{best.detector} detects the most answers: {_both_shares(best.answers, best.share)}"
             )
     for row in (row for row in result.restored if row.rung == LADDER and row.errors == ALL and row.detected_share.n):
-        both = _both_shares(row.detected_answers, row.detected_share)
-        yield f"the ladder brings back to golden what {result.reference} finds: {both}"
+        answers, faults = map(share_with_limits_text, (row.detected_answers, row.detected_share))
+        yield (
+            f"the recovery ladder restores the fault-free answer for {answers} of the changed answers that {result.reference} "
+            f"detects (mean over faults: {faults})"
+        )
     for alarms in result.false_alarms:
         high = alarms.expected[1] if alarms.expected else alarms.count
         if alarms.rate == result.options.rate and alarms.count > high:
             yield (
-                f"false alarms of {alarms.detector}: {alarms.count:,}, but {high:,} at most if originals of calibration and test "
-                "are alike"
+                f"false alarms of {alarms.detector}: {alarms.count:,}; at most {high:,} would be expected if the originals of "
+                "calibration and test were alike"
             )
     at_rate = [row for row in result.false_alarms if row.rate == result.options.rate]
     if shifted := [f"{a.detector} {share_with_limits_text(a.shifted)}" for a in at_rate if a.shifted.low > a.rate]:
@@ -171,18 +182,19 @@ def _findings(result: InferenceCoverageResult) -> Iterator[str]:
     thresholds, alarms_of = (result.originals[part] for part in (CALIBRATION, TEST))
     if thresholds < result.clean[CALIBRATION] and result.has_equal_originals:
         yield (
-            f"clean samples are of {thresholds:,} originals (thresholds) and {alarms_of:,} (false alarms): a further original is "
-            f"only promised at most {upper_bound_text(promised_rate(result.options.rate, thresholds), 100)} % false alarms"
+            f"clean samples are copies of originals: {thresholds:,} for thresholds, {alarms_of:,} for false alarms; a new "
+            f"original is only promised at most {upper_bound_text(promised_rate(result.options.rate, thresholds), 100)} % false "
+            "alarms"
         )
     for needed, count in result.unreported.items():
-        yield f"nothing is said of {rate_text(needed)} false alarms, which need a campaign with --clean-samples {count}"
+        yield f"detection at {rate_text(needed)} false alarms is not reported: it needs a campaign with --clean-samples {count}"
     yield from duplication_is_cheaper(result)
     for tries in result.tries:
         if tries.found >= LEAST_FAULTS and tries.same_answer >= MOST_OF_ONE_ANSWER * tries.found:
             yield (
                 f"{tries.errors}: {tries.same_answer:,} of {count_text(tries.found, 'fault')} changed one and the same answer "
-                "alone; shares of faults depend on how that sample is judged, and intervals do not include this: a campaign "
-                "with more --clean-samples has more answers to change"
+                "and no other; shares of faults depend on how that one sample is judged, and intervals do not include this: a "
+                "campaign with more --clean-samples has more answers to change"
             )
     for tries in (row for row in result.tries if row.found < row.trials):
         yield (
@@ -204,8 +216,8 @@ def _sections(result: InferenceCoverageResult) -> Iterator[Section]:
     groups = [row.errors for row in result.tries if row.found]
     if groups:
         yield Section(
-            "Detection", "What a detector notices, with thresholds for the same share of false alarms. Of changed answers: a "
-            "fault that changes many answers counts as often. Of faults: each fault counts once, with the share of its answers.",
+            "Detection", "Thresholds give each detector the same share of false alarms. In the table of changed answers, a fault "
+            "that changes many answers counts as often; in the mean over faults, each fault counts once.",
             tuple(
                 _detection_table(_at_rate(result, rate), [*groups, ALL], rate, result, by_fault)
                 for rate in result.rates for by_fault in (False, True)
@@ -214,7 +226,7 @@ def _sections(result: InferenceCoverageResult) -> Iterator[Section]:
         curves = Plot("coverage-roc", "Detected answers against false alarms, for each detector", _roc(result))
         yield Section("Trade-offs", "Over all error models.", (curves, *_cost_plot(result)))
         yield Section(
-            "How early", "Share of layers and of FLOPs that have run at the first alarm, of the answers that are detected.",
+            "How early", "Share of the layers and of the FLOPs of a pass that have run when a detector raises its first alarm.",
             (_depth_table(_at_rate(result)),),
         )  # fmt: skip
     yield _false_alarms(result)
@@ -234,7 +246,7 @@ def _detection_table(
     return Table.of(
         rows_across(cells, "errors"),
         [Column.text("detector"), *(Column.share(name, priority=n) for n, name in enumerate(groups))],
-        f"Detected, of {'faults' if by_fault else 'changed answers'}, at {rate_text(rate)} false alarms",
+        f"{BY_FAULT if by_fault else BY_ANSWER}, at {rate_text(rate)} false alarms",
         lambda row: row["detector"] == result.reference,
         terminal_rows=40 if rate == result.options.rate else 0,
     )
@@ -242,7 +254,11 @@ def _detection_table(
 
 def _depth_table(rows: Sequence[Detection]) -> Table:
     columns = (Column.text("detector"), Column.share("layers"), Column.share("FLOPs", "flops"))
-    return Table.of([row for row in rows if row.errors == ALL], columns, "Run at the first alarm")
+    return Table.of(
+        [row for row in rows if row.errors == ALL],
+        columns,
+        "Layers and FLOPs that had run at the first alarm, for detected answers",
+    )
 
 
 def _roc(result: InferenceCoverageResult) -> Figure:
@@ -281,25 +297,27 @@ def _false_alarms(result: InferenceCoverageResult) -> Section:
     few = result.originals
     return Section(
         "False alarms",
-        f"Thresholds are taken of {count_text(result.clean[CALIBRATION], 'clean sample')} of {few[CALIBRATION]:,} originals; "
-        f"alarms are counted on {count_text(result.clean[TEST], 'other sample')} of {few[TEST]:,} originals, of which faults are "
-        f"as well, and on {result.clean[SHIFTED]:,} of {few[SHIFTED]:,} that are unusual but correct. Intervals are by original. "
-        "Expected: the limits of the number of alarms when originals are exchanged between the first two at random.",
+        f"Thresholds are taken from {count_text(result.clean[CALIBRATION], 'clean sample')} of {few[CALIBRATION]:,} originals; "
+        f"alarms are counted on {count_text(result.clean[TEST], 'other sample')} of {few[TEST]:,} originals, on which faults "
+        f"are tried as well, and on {result.clean[SHIFTED]:,} of {few[SHIFTED]:,} that are unusual but correct. Intervals "
+        "are by original. Expected: the limits of the number of alarms if originals were exchanged at random between the samples "
+        "for thresholds and the others that faults are tried on.",
         (Table.of(result.false_alarms, columns, "Clean samples", terminal_rows=0),),
     )
 
 
 def _recovery_section(result: InferenceCoverageResult) -> Section:
     columns = (
-        Column.text("rung"), Column.text("errors"), Column.share("of changed answers", "answers"),
+        Column.text("rung"), Column.text("error model", "errors"), Column.share("of changed answers", "answers"),
         Column.share("of faults", "share"),
         Column.share(f"of answers that {result.reference} finds", lambda row: row.detected_answers, 1),
         Column.share(f"of faults that {result.reference} finds", lambda row: row.detected_share, 1),
         Column("CPU time", "number", "ms", 1e3, ".3g", 2, of="seconds"),
     )  # fmt: skip
     return Section(
-        "Answers back to golden",
-        "Each rung alone. rerun is the call again, in which a fault in an operation is gone and one in weights is not; repair "
+        "Restored answers",
+        "Share of answers that a rung of the recovery ladder brings back to the fault-free ones, each rung tried alone. rerun is "
+        "the call again, in which a fault in an operation is gone and one in weights is not; repair "
         "uses checksums and parity, golden a copy of weights; clamp and zero limit the values of layers in a second call, as "
         "protect does, clamp-in-run and zero-in-run in the faulty run itself; layer runs the layer of "
         f"{result.reference}'s first alarm again. The ladder is layer, rerun, repair and clamp after an alarm.",
@@ -320,14 +338,14 @@ def _comparisons(result: InferenceCoverageResult) -> Section:
 
 def _tries(result: InferenceCoverageResult) -> Section:
     columns = (
-        Column.text("errors"), Column.count("drawn"), Column.count("masked", priority=1),
+        Column.text("error model", "errors"), Column.count("drawn"), Column.count("masked", priority=1),
         Column.count("benign", priority=1), Column.count("not finite or raised", "due"),
-        Column.count("changed an answer", "found"), Column.count("changed answers", "answers"),
-        Column.count("of different samples", "different_answers"),
+        Column.count("changed an answer", "found"), Column.count("answers changed", "answers"),
+        Column.count("different samples", "different_answers"),
     )  # fmt: skip
     return Section(
-        "Faults", "Faults that were drawn, and how they ended. Those that show by themselves (values that are not finite, or an "
-        "error) count apart: no detector is needed.", (Table.of(result.tries, columns, "Drawn faults"),),
+        "Faults", "Faults that end in values that are not finite or in an error are counted separately, because they are noticed "
+        "without a detector.", (Table.of(result.tries, columns, "Faults that were drawn, and how they ended"),),
     )  # fmt: skip
 
 

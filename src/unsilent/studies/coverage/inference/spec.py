@@ -63,7 +63,7 @@ class InferenceCoverageSpec(Spec):
 
     FILES: ClassVar[tuple[str, ...]] = ("data", "weights")
     workload: Annotated[str, Option(
-        "A training or a model with inputs: built-in name, file.py:name, package.module:name, hf:DIR or FILE.pt2.",
+        "A model with inputs: built-in name, file.py:name, package.module:name, hf:DIR or FILE.pt2.",
         WORKLOAD_PANEL, missing_error="no workload was named; give one like digits-cnn (see unsilent workloads)")]  # fmt: skip
     options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
     data: Annotated[str | None, DATA] = None
@@ -83,13 +83,14 @@ class InferenceCoverageSpec(Spec):
     output_flip: Annotated[str, Option(
         "The fault model of output-flip; bitflip:bits=sign+exponent takes fewer tries.", FAULTS_PANEL)] = "bitflip"  # fmt: skip
     bursts: Annotated[tuple[str, ...], Option(
-        "A fault model of output-burst; repeat for more, one of which is drawn for each fault.", FAULTS_PANEL, "burst",
+        "A fault model of output-burst; repeat for more: each fault is of one of them, drawn at random.", FAULTS_PANEL, "burst",
         default_text=" ".join(DEFAULT_BURSTS), is_repeatable=True)] = DEFAULT_BURSTS  # fmt: skip
     tries: Annotated[int, Option(
-        "Faults that a trial draws at most until one changes an answer.", FAULTS_PANEL)] = 3000  # fmt: skip
+        "Maximum number of faults that a trial draws until one changes an answer.", FAULTS_PANEL)] = 3000  # fmt: skip
     profile_samples: Annotated[int, Option("Clean samples that detectors learn from.", PRECISION_PANEL)] = 600
     clean_samples: Annotated[int, Option(
-        "Clean samples for thresholds, as many for false alarms, as many shifted ones.", PRECISION_PANEL)] = 2000  # fmt: skip
+        "Clean samples for thresholds; as many again for false alarms, and as many unusual (shifted) ones.",
+        PRECISION_PANEL)] = 2000  # fmt: skip
     seed: Annotated[int, SEED] = 0
     device: Annotated[str, Option("Device: auto, cpu, cuda or cuda:0.", WORKLOAD_PANEL, unset_value="auto")] = "cpu"
     threads: Annotated[int, NOT_AN_OPTION] = 1
@@ -200,7 +201,7 @@ class InferenceCoverageOptions(AnalysisOptions):
     """Options of the analysis of a store."""
 
     rate: Annotated[float, Option(
-        "False alarms at which detectors of inference are compared: per sample.", PRECISION_PANEL)] = 0.01  # fmt: skip
+        "False alarms per sample at which detectors are compared.", PRECISION_PANEL)] = 0.01  # fmt: skip
 
     def __post_init__(self) -> None:
         AnalysisOptions.__post_init__(self)
