@@ -71,8 +71,8 @@ class DdpJob:
         if error <= MOST_ERROR:
             return ""
         return (
-            f"the model of DDP misses the recorded steps by {100 * error:.3g} % on average, and is not believed beyond "
-            f"{100 * MOST_ERROR:g} %"
+            f"the model of DDP misses single recorded steps by {100 * error:.3g} % on average (accepted: up to "
+            f"{100 * MOST_ERROR:g} %)"
         )
 
     def ratio(self, predicted: StepSeconds, baseline: StepSeconds) -> Interval:
@@ -173,7 +173,7 @@ def _from_times(job: Job, times: Floats, sizes: np.ndarray, cost: LinkCost | Non
         cost = fit_link_cost(transfers.size, transfers.seconds)
         apart = float(np.abs(transfers.seconds / cost(transfers.size) - 1).mean())
         notes.append(
-            f"recorded collectives take {100 * apart:.2g} % more or less than the cost fitted to them, on average"
+            f"the times of recorded collectives differ from the cost fitted to them by {100 * apart:.2g} % on average"
         )
     return DdpJob(
         steps,
@@ -189,7 +189,7 @@ def _from_times(job: Job, times: Floats, sizes: np.ndarray, cost: LinkCost | Non
 def _notes(job: Job, buckets: RecordedBuckets) -> Iterator[str]:
     operations, world_size = job.operations, job.world_size or len(job.ranks)
     if ((operations.kind == COLLECTIVE) & (operations.step >= 0) & ~buckets.carries).any():
-        yield "other collectives than those of gradients are taken to last as recorded, with the waits in them"
+        yield "collectives that carry no gradients are assumed to last as recorded, waits included"
     if len(job.ranks) < world_size:
         yield (
             f"{len(job.ranks):,} of {count_text(world_size, 'rank')} {'was' if len(job.ranks) == 1 else 'were'} read: when the "
