@@ -107,10 +107,12 @@ class MeasureOptions:
     levels: Annotated[str, Option(
         "Levels of the job's machine with their counts, outermost first, like node=2,gpu=4; ranks are numbered in this order.",
         MEASURE_PANEL)] = ""  # fmt: skip
-    sizes: Annotated[str, Option("Payloads, separated by commas.", MEASURE_PANEL)] = "16KiB,128KiB,1MiB,4MiB"
-    repeats: Annotated[int, Option("Repetitions of each measurement; the median counts.", MEASURE_PANEL)] = 5
+    sizes: Annotated[str, Option("Bytes to reduce in each measurement, separated by commas.", MEASURE_PANEL)] = (
+        "16KiB,128KiB,1MiB,4MiB"
+    )
+    repeats: Annotated[int, Option("Repetitions of each measurement; its median is used.", MEASURE_PANEL)] = 5
     output: Annotated[Path | None, Option(
-        "Where to write all measurements as JSON; a SYSTEM for unsilent placement, also with --cost measured.", OUTPUT_PANEL,
+        "Write all measurements to this .json file, a SYSTEM for unsilent placement, also with --cost measured.", OUTPUT_PANEL,
         short_flag="o")] = None  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -41,11 +41,16 @@ class ReplicaSpec(SpecOfTraining):
     )]  # fmt: skip
     options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
     data: Annotated[str | None, DATA] = None
-    seed: Annotated[int, Option("Seed of the clean twin, from which fresh seeds are derived.", WORKLOAD_PANEL)] = 0
+    seed: Annotated[
+        int,
+        Option(
+            "Seed of the fault-free reference run (the clean twin); fresh seeds are derived from it.", WORKLOAD_PANEL
+        ),
+    ] = 0
     steps: Annotated[
         int | None, Option("Number of steps of each run.", WORKLOAD_PANEL, default_text="all steps of the training")
     ] = None
-    every: Annotated[int, Option("Number of steps between two hashes of the weights.", PRECISION_PANEL)] = 1
+    every: Annotated[int, Option("Hash the weights after every so many steps.", PRECISION_PANEL)] = 1
 
     def check(self) -> None:
         """Raise ``UsageError`` for numbers out of range."""
