@@ -248,7 +248,7 @@ def _notes(result: NondeterminismResult) -> Iterator[str]:
     if not result.steps:
         yield _NO_STEP
     runs = count_text(result.runs_launched, "run")
-    yield f"{runs} in all, in {duration_text(result.seconds)}; a step is an optimizer update, and steps are counted from 0"
+    yield f"{runs} in all, in {duration_text(result.seconds)}; steps are optimizer updates, counted from 0"
 
 
 def _effect(result: FoundSource) -> str:

@@ -28,8 +28,8 @@ class TimelineOptions:
         "wrap=2\" or \"fsdp prefetch=2\" (units); with memory events recompute=GLOB or accumulate=2. Repeat the option for more "
         "questions.", "", is_repeatable=True)] = ()  # fmt: skip
     system: Annotated[str | None, Option(
-        "Machine whose collectives are assumed, for questions on DDP: a .json file of unsilent placement measure -o, a TOML "
-        "file or a preset.", "", default_text="fitted to the traces")] = None  # fmt: skip
+        "Machine that sets the times of collectives, for questions on DDP: a .json file of unsilent placement measure -o, a "
+        "TOML file or a preset.", "", default_text="fitted to the traces")] = None  # fmt: skip
     perfetto: Annotated[Path | None, Option(
         "Write recorded and replayed steps to this .zip file, which Perfetto opens.", OUTPUT_PANEL)] = None  # fmt: skip
 

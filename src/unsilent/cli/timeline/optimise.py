@@ -22,8 +22,8 @@ class OptimiseOptions:
         "Traces of the ranks, or their folder.", "", metavar="TRACE", missing_error=NO_TRACES,
         is_repeatable=True)] = ()  # fmt: skip
     system: Annotated[str | None, Option(
-        "Machine whose collectives are assumed: a .json file of unsilent placement measure -o, a TOML file or a preset.", "",
-        default_text="fitted to the traces")] = None  # fmt: skip
+        "Machine that sets the times of collectives: a .json file of unsilent placement measure -o, a TOML file or a preset.",
+        "", default_text="fitted to the traces")] = None  # fmt: skip
 
 
 def find(request: Request) -> Report:
