@@ -140,7 +140,7 @@ def test_a_job_of_one_rank_is_refused_in_one_line(tmp_path, question):
 def test_a_cost_that_does_not_grow_with_size_is_flagged(tmp_path, question):
     (result,) = answer(Replay(read(tmp_path, seconds=lambda size: 100)), [question])
     assert result.is_extrapolated
-    assert any("larger collective costs does not show" in note for note in result.notes)
+    assert any("larger collectives do not take longer" in note for note in result.notes)
 
 
 def test_limits_hold_what_the_fitted_cost_varies_by(tmp_path):

@@ -117,7 +117,7 @@ def ddp_job(job: Job, cost: LinkCost | None = None) -> DdpJob:
         )
     if has_several_passes(job) or not any("reducer" in name for name in job.operations.names):
         raise UsageError(
-            "the traces show no training under DDP with one backward pass in each step; record one, as buckets are those of DDP"
+            "the traces show no training under DDP with one backward pass in each step; record such a training"
         )
     gradients = {rank: job.gradients.get(rank) for rank in ranks}
     counts = {
@@ -141,7 +141,8 @@ def ddp_job(job: Job, cost: LinkCost | None = None) -> DdpJob:
         sizes[row] = of_rank.size[order].reshape(shape[1:])
     if (sizes != sizes[0, 0]).any() or (sizes < 0).any():
         raise UsageError(
-            "gradients become ready in another order in some steps, or their sizes are unknown; see record_shapes"
+            "gradients become ready in another order in some steps, or their sizes are unknown; record with record_shapes=True, "
+            "and a training that uses its parameters in the same order in every step"
         )
     return _from_times(job, times, sizes[0, 0], cost)
 

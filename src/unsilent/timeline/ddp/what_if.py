@@ -29,8 +29,8 @@ LARGEST_BUCKET, MOST_SERVERS = 2**20, 2**20
 """Largest bucket in MiB, and most servers; larger numbers are rejected as typing errors."""
 SIXTEEN_BITS = ("fp16", "bf16")
 DOES_NOT_GROW = (
-    "what a larger collective costs does not show in the measured times; measure the link (unsilent placement measure) and "
-    "pass its file as --system"
+    "in the measured times, larger collectives do not take longer, so what they cost is not known; measure the link (unsilent "
+    "placement measure) and pass its file as --system"
 )
 
 
