@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from unsilent.report.model import Table
 from unsilent.timeline.change import Answer
 from unsilent.timeline.diagnosis import critical_path, diagnose
 from unsilent.timeline.job import COLLECTIVE, FORWARD, OPTIMIZER, Edges
+from unsilent.timeline.load import load_job
 from unsilent.timeline.step_split import split_steps, step_bounds
 from unsilent.timeline.stragglers import PARTS, excesses
 
@@ -235,3 +237,18 @@ def test_what_a_doubtful_model_says_is_withheld():
 
 def test_the_slowdown_is_said_to_leave_out_gaps():
     assert "In a replay without idle gaps, a step takes" in diagnose(ddp_job(2, 20)).report().headline
+
+
+def test_rounding_errors_of_times_are_not_shown_as_gaps():
+    result = diagnose(load_job([Path(__file__).parent / "data"]))
+    assert any(0 < group.unexplained_share < 1e-9 for group in result.slowdown.classes)
+    (shown,) = (
+        part
+        for section in result.report().sections
+        for part in section.parts
+        if isinstance(part, Table) and part.title.startswith("operations")
+    )
+    (place,) = (number for number, column in enumerate(shown.columns) if column.name.startswith("unexplained gaps"))
+    shares = [row.cells[place] for row in shown.rows]
+    assert 0 in shares
+    assert all(share == 0 or share >= 1e-9 for share in shares)

@@ -77,6 +77,11 @@ def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
+def _shown_share(share: float) -> float:
+    """A share without the rounding errors of times, which are far below a billionth."""
+    return round(share, 9)
+
+
 def _facts(result: Slowdown) -> Iterator[tuple[str, str]]:
     job, errors = result.job, np.abs(result.prediction_errors)
     steps = count_text(len(result.recorded), "step")
@@ -140,7 +145,7 @@ def _sections(result: Slowdown) -> Iterator[Section]:
     heads = (
         Column.text("group", lambda group: short(group.name, MOST_NAME)), slowdown,
         Column.count("operations", priority=1),
-        Column.percent("unexplained gaps", "unexplained_share", digits=".2g"),
+        Column.percent("unexplained gaps", lambda group: _shown_share(group.unexplained_share), digits=".2g"),
     )  # fmt: skip
     data_ranks = result.data_ranks if result.stages else ()  # else they are the workers
     parts = (("operations", result.classes), ("stages", result.stages), ("data-parallel ranks", data_ranks))
@@ -163,7 +168,7 @@ def _dependencies(result: Slowdown) -> Table:
     rows += [(kind, counts[EDGE_KINDS.index(kind)], share) for kind, share in result.unexplained_without.items()]
     heads = (
         Column.text("ignored", lambda row: row[0]), Column.count("dependencies", lambda row: row[1]),
-        Column.percent("unexplained gaps", lambda row: row[2], digits=".2g"),
+        Column.percent("unexplained gaps", lambda row: _shown_share(row[2]), digits=".2g"),
     )  # fmt: skip
     return Table.of(rows, heads, "unexplained gaps if dependencies are ignored", terminal_rows=0)
 
