@@ -20,7 +20,7 @@ def answer(capsys, *words):
 
 def test_the_fastest_placement_is_named_with_its_link(capsys):
     out = " ".join(answer(capsys, *ASKED).split())
-    assert "placement [[1 8] [2 2]] takes" in out
+    assert "the fastest placement is [[1 8] [2 2]] (data over 8 gpus, tensor over 2 nodes x 2 gpus)" in out
     assert "the slowest of 2 placements" in out
     assert "4 groups share the link out of each node (12.5 GB/s)" in out
 
@@ -102,7 +102,7 @@ def test_an_axis_of_one_component_has_nothing_to_reduce(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("a100:2", "--axes", "data=8", "--reduce", "data"), "multiply to 8 (8), but the system has 32 devices"),
+        (("a100:2", "--axes", "data=8", "--reduce", "data"), "multiply to 8 (data=8), but the system has 32 devices"),
         (("a100:2", "--axes", "data=8,tensor=4", "--reduce", "date"), "unknown axis 'date'; did you mean 'data'"),
         (("a100:2", "--axes", "data=8,tensor=4"), "nothing is reduced"),
         (("a100:2", "--reduce", "data"), "no axes were given"),

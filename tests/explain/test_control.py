@@ -311,7 +311,10 @@ def test_an_interrupt_before_anything_was_found(made_up, capsys: pytest.CaptureF
 def test_a_control_that_is_interrupted_still_says_that_runs_differ(made_up, capsys: pytest.CaptureFixture[str]):
     assert made_up(at=3, control=True) == 130
     text = " ".join(capsys.readouterr().out.split())
-    assert "Not reproducible on this machine: runs end in different bits, first in weight" in text
+    assert (
+        "Not reproducible on this machine: runs ended with different bits; the first tensor that differs is weight"
+        in text
+    )
     assert "Interrupted" in text
     assert made_up(at=8, control=True, as_json=True) == 130
     results = json.loads(capsys.readouterr().out)["results"]

@@ -217,7 +217,7 @@ def test_the_command_reports_ratios_with_limits(made_up_runs, capsys: pytest.Cap
     assert "deterministic algorithms of torch" in page.read_text()
     assert run(["explain", "train.py:loop", "--cost", "--quiet"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "With all sources below pinned, a step takes 4.00 times the CPU time (4.00 to 4.00)" in text
+    assert "With all sources below pinned, a step takes 4.00 times the CPU time (95 % interval 4.00 to 4.00)" in text
     assert "torch has no deterministic form of op; it ran as it is" in text
     assert ONE in text
     assert run(["explain", "train.py:loop", "--cost", "--quiet", "--plain"]) == 0
@@ -226,8 +226,19 @@ def test_the_command_reports_ratios_with_limits(made_up_runs, capsys: pytest.Cap
 
 def test_too_few_steps_are_refused(made_up_runs):
     made_up_runs(1)
-    with pytest.raises(UsageError, match="enough for 3 rounds; expected 6 rounds or more"):
+    with pytest.raises(
+        UsageError, match="enough for 3 rounds of timing; expected 6 rounds or more, of up to 24 steps each"
+    ):
         measure_step_costs("train.py:loop")
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [({"runs": 0}, "--runs is 0;"), ({"steps": 0}, "--steps is 0;"), ({"deadline": 0}, "--deadline is 0 s;")],
+)
+def test_the_limit_that_is_too_small_is_named_alone(limits: dict[str, int], said: str):
+    with pytest.raises(UsageError, match=f"^{said} expected"):
+        measure_step_costs("train.py:loop", **limits)
 
 
 def test_sources_that_the_loop_sets_itself_are_left_out(made_up_runs, capsys: pytest.CaptureFixture[str]):

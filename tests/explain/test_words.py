@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -136,11 +137,11 @@ def test_where_runs_do_other_operations(other: str, to_go: tuple[int, int], word
 
 
 def test_a_clean_verdict_tells_how_little_it_shows():
-    three = "3 runs agree; a difference that occurs in one run of ten would be missed in 73 of 100 such comparisons"
+    three = "3 runs agree; a difference that occurs in one run of ten would be missed with a probability of 73 %"
     assert three in said(explained())
     assert three in said(controlled())
     assert "10 runs agree" in said(explained(runs=10))
-    assert "missed in 35 of 100" in said(explained(runs=10))
+    assert "missed with a probability of 35 %" in said(explained(runs=10))
     assert as_json(controlled())["results"]["would_miss"] == {"shows_in": 0.1, "missed": pytest.approx(0.73)}
     differ = explained(FoundSource("clock", parting("data"), None, 9))
     assert "would be missed" not in said(differ)
@@ -155,9 +156,11 @@ def test_a_loop_in_which_no_optimizer_made_a_step_is_told():
 
 def test_changes_that_make_runs_agree():
     text = said(controlled("a weight", ("numpy",)))
-    assert "With these changes runs end in the same bits: call np.random.seed(SEED)" in text
+    assert "With these changes runs end with the same bits: call np.random.seed(SEED)" in text
     text = said(controlled("a weight", ("numpy",), verified=False))
     assert "Changes that help but do not suffice: call np.random.seed(SEED)" in text
+    cut_short = replace(controlled("a weight", ("numpy",), verified=False), interrupted=True)
+    assert "Changes that help; whether they suffice was not tested: call np.random.seed(SEED)" in said(cut_short)
 
 
 @pytest.mark.parametrize("quiet", [False, True])

@@ -111,7 +111,7 @@ def test_a_file_that_is_no_sweep_is_refused_in_one_line(tmp_path, change):
 def test_what_is_not_json_is_refused(tmp_path, content):
     path = tmp_path / "sweep.json"
     path.write_bytes(content)
-    with pytest.raises(UsageError, match="is not a sweep"):
+    with pytest.raises(UsageError, match="is not a file of unsilent placement measure -o"):
         load_sweep(str(path))
 
 

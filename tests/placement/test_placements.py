@@ -104,7 +104,7 @@ def test_the_code_makes_the_grid_and_the_program(pretended_ranks):
 @pytest.mark.parametrize(
     ("counts", "axes", "message"),
     [
-        ((2, 4), {"data": 4}, r"multiply to 4 \(4\), but the system has 8 devices"),
+        ((2, 4), {"data": 4}, r"multiply to 4 \(data=4\), but the system has 8 devices"),
         ((2, 0), {"data": 4}, "level 1 of the system has size 0"),
         ((2, 2), {"data": 0, "tensor": 4}, "axis data has size 0"),
         ((2, 2), {}, "no axes"),

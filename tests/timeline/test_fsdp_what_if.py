@@ -189,7 +189,7 @@ def test_a_misspelled_question_on_units_is_met_with_the_right_one(tmp_path):
 
 
 def test_units_that_cannot_be_told_are_not_wrapped(tmp_path):
-    with pytest.raises(UsageError, match="4 reduce-scatters and 4 and 2 all-gathers.*expected one of each"):
+    with pytest.raises(UsageError, match="4 reduce-scatters, and 4 and 2 all-gathers.*expected one of each"):
         answer(units_job(tmp_path, again=2), ["fsdp wrap=2"])
 
 

@@ -83,14 +83,14 @@ def test_the_command_names_what_was_not_looked_at(tmp_path):
     done = in_process("timeline", "hang", tmp_path, "--plain")
     assert (done.returncode, done.stderr) == (1, "")
     assert "Rank 2 had not entered collective 3" in done.stdout
-    assert "not looked at, for want of a dump: rank 1" in done.stdout
+    assert "there is no dump of rank 1: what was entered there is not known" in done.stdout
     assert "a rank above 2 would not be noticed" in done.stdout
 
 
 def test_a_missing_rank_may_wait_in_a_message_that_dumps_do_not_hold():
     """Rank 1 of ``message`` was stopped, not waiting; a rank that waits in a recv leaves the same dump over gloo."""
     missing, healthy = (find_hang([DATA / name / "json"]).report() for name in ("message", "healthy"))
-    assert any("may wait in one, which dumps of gloo do not hold" in note for note in missing.notes)
+    assert any("may be waiting for one, and dumps of gloo do not hold them" in note for note in missing.notes)
     assert not any("gloo" in note for note in healthy.notes)
 
 
@@ -274,7 +274,7 @@ def test_equal_collectives_of_which_one_may_have_been_skipped_are_said(tmp_path)
     (missing,) = find_hang([DATA / "skip_equal" / "json"]).missing
     assert (missing.since, missing.number) == (2, 3)
     said = find_hang([DATA / "skip_equal" / "json"]).report().headline
-    assert "or skipped an earlier one, as collectives 2 to 3 are equal" in said
+    assert "or skipped an earlier one: collectives 2 to 3 are equal" in said
     (missing,) = find_hang([DATA / "stop" / "pickle"]).missing  # called in other lines before
     assert (missing.since, missing.number) == (3, 3)
 

@@ -284,7 +284,7 @@ def test_steps_that_a_trace_lacks_are_left_out(tmp_path):
     write(tmp_path / "t1.json", trace(cpu_step(4, 1000) + cpu_step(5, 2000), 1))
     recording = read_traces([tmp_path])
     assert recording.steps == (4,)
-    assert "2 steps that not all traces hold were left out" in recording.notes
+    assert "2 steps were left out because some traces do not hold them" in recording.notes
 
 
 def test_ranks_that_were_not_recorded_are_reported(tmp_path):

@@ -68,7 +68,7 @@ def test_nothing_is_recommended_where_the_model_misses_the_recorded_steps():
     job = recorded_with([[one] for one in range(10)], LinkCost(0.05, 1e-9, 1, 1e12))
     report = find_settings(replace(job, recorded=1.5 * job.recorded)).report()
     assert report.headline.startswith(
-        "No settings are recommended: the model of DDP misses the recorded steps by 33.3 %"
+        "No settings are recommended: the model of DDP misses single recorded steps by 33.3 %"
     )
     shown = " ".join([report.headline, *report.findings, *(str(one) for one in report.sections)])
     assert "bucket_cap_mb" not in shown

@@ -41,6 +41,6 @@ def test_every_operation_of_both_runs_is_there(tmp_path):
 def test_a_file_of_something_else_is_kept(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     job = ddp_job(2, 2)
-    with pytest.raises(UsageError, match="no zip"):
+    with pytest.raises(UsageError, match="is not a .zip file"):
         write_perfetto(tmp_path / "notes.txt", job, {"recorded": (job.operations.start, job.operations.duration)})
     assert (tmp_path / "notes.txt").read_text() == "mine"

@@ -148,7 +148,7 @@ def other_type(**wanted):
 def test_a_step_that_lacks_or_repeats_operations_is_left_out(change, tmp_path):
     job = read_operation_table(Pipeline().write(tmp_path / "trace-x.parquet", change))
     assert job.steps == (0, 2)
-    assert "1 of 3 steps left out, in which a rank lacks or repeats operations: 1" in job.notes
+    assert "1 of 3 steps left out because a rank lacks or repeats operations there: 1" in job.notes
     assert unexplained_gaps(job).max() < 1e-9
 
 
@@ -192,8 +192,8 @@ BAD = {
     "text": (each(start_ts="soon"), "start_ts is string; expected numbers"),
     "nested": (each(start_ts=[1.0]), "start_ts is list"),
     "nested names": (each(optype=[1]), "optype is list<element: int64>; expected text"),
-    "rank twice": (lambda rows: [{**row, "rank": 0} for row in rows], "rank 0 is two workers"),
-    "two ranks": (first(rank=9), "pair of dp_rank and stage 0, 0 is two workers"),
+    "rank twice": (lambda rows: [{**row, "rank": 0} for row in rows], "rank 0 belongs to two workers"),
+    "two ranks": (first(rank=9), "pair of dp_rank and stage 0, 0 belongs to two workers"),
     "missing rank": (only(lambda row: row["rank"] != 2), "operations of 3 workers; expected 2 dp_rank x 2 stage"),
     "missing stage": (only(lambda row: row["stage"] != 0), "operations of 2 workers; expected 2 dp_rank x 2 stage"),
     "all twice": (lambda rows: rows + rows, "has operations twice"),
@@ -201,7 +201,7 @@ BAD = {
     "no computation": (only(lambda row: row["optype"] == "optimizer"), "stage 0 computes nothing"),
     "no sends": (only(lambda row: row["optype"] != "forward-send"), "stage 0 has 0 operations forward-send; expected 4"),
     "no gmc": (each(gmc=None), "forward-recv"),
-    "different ranks": (only(lambda row: row["dp_rank"] == 0 or row["optype"] != "optimizer"), "left out, in which a rank lacks"),
+    "different ranks": (only(lambda row: row["dp_rank"] == 0 or row["optype"] != "optimizer"), "left out because a rank lacks"),
     "none": (lambda rows: rows, "expected 1 to 10,000,000 rows"),
 }  # fmt: skip
 

@@ -94,15 +94,15 @@ def test_a_network_is_not_asked_about_where_no_collective_was_found_on_two_ranks
 @pytest.mark.parametrize(
     ("question", "words"),
     [
-        ("nothing", "asks for nothing"),
+        ("nothing", "is not a question that is known"),
         ("scale:all_redcue=2", "did you mean"),
         ("scale:forward=-1", "factor from 0"),
         ("scale:forward=nan", "factor from 0"),
         ("scale:forward=1e99", "factor from 0"),
         ("scale:copy=0.1", "no operation of the kind copy in a step; they have compute, collective$"),
         ("scale:other=2", "no operation of the phase other in a step; they have loader, forward, backward, optimizer$"),
-        ("rank:7=+1ms", "has rank 0, 1$"),
-        ("rank:x=+1ms", "has rank 0, 1$"),
+        ("rank:7=+1ms", "have ranks 0, 1$"),
+        ("rank:x=+1ms", "have ranks 0, 1$"),
         ("rank:1=+20", "with the unit"),
         ("rank:1=+1e999ms", "with the unit"),
         ("network=finite", "network is 'finite'; expected infinite$"),

@@ -34,13 +34,16 @@ class ExplainOptions:
         "The training loop: file.py:loop, package.module:loop or a built-in training. Arguments after -- are its script's.",
         WORKLOAD_PANEL, missing_error=NO_LOOP)] = None  # fmt: skip
     check_only: Annotated[bool, Option(
-        "Only check whether runs end with the same bits on this machine.", WORKLOAD_PANEL)] = False  # fmt: skip
+        "Compare only the bits with which runs end; search for the cause only if they differ.",
+        WORKLOAD_PANEL)] = False  # fmt: skip
     cost: Annotated[bool, Option(
-        "Only time steps with each source of variation switched off, within the same runs.", WORKLOAD_PANEL)] = False  # fmt: skip
+        "Search for nothing; time steps with each source of variation pinned in turn, within the same runs.",
+        WORKLOAD_PANEL)] = False  # fmt: skip
     runs: Annotated[int | None, Option(
         "Number of runs that are compared or timed.", PRECISION_PANEL, default_text="3")] = None  # fmt: skip
     steps: Annotated[int | None, Option(
-        "Steps of a run.", WORKLOAD_PANEL, default_text="as many as the loop makes; with --cost, those that are timed")
+        "Optimizer updates after which a run is ended.", WORKLOAD_PANEL,
+        default_text="as many as the loop makes; with --cost, as many as are timed")
     ] = None  # fmt: skip
     deadline: Annotated[float | None, Option(
         "Seconds that one run may take.", EXECUTION_PANEL, default_text="600")] = None  # fmt: skip
@@ -55,8 +58,8 @@ def split_at_dashes(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
 def explain(request: Request) -> int:
     """Find out whether runs of a training loop end with the same bits, and if not, what makes them differ.
 
-    Runs the loop several times, unchanged, and then with one source of variation after the other switched off.
-    --cost measures what determinism costs: the time of steps with each source switched off.
+    Runs the loop several times, unchanged, and then with one source of variation after the other pinned (made the same in every
+    run). --cost measures what determinism costs: the time of steps with each source pinned.
     """
     from unsilent.cli.report_output import show_report
     from unsilent.explain import check_reproducibility, explain_run_differences, measure_step_costs

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 def placement(request: Request) -> Report | int:
-    """Rank where the axes of parallelism are placed on a machine, and how a reduction is composed of collectives.
+    """Rank where to place the axes of parallelism on a machine, and of which collectives to compose a reduction.
 
-    unsilent placement measure fits the bandwidth and latency of this job's levels.
+    Ranks by predicted time and runs nothing. To measure bandwidth and latency instead of assuming them, run unsilent placement
+    measure.
     """
     from unsilent.placement.loading import load_system
     from unsilent.placement.ranking import rank_placements
@@ -53,7 +54,7 @@ def range_notes(options: PlacementOptions, reductions: Sequence[Reduction]) -> l
 
     largest = max(row.payload for row in load_sweep(options.system).rows)
     return [
-        f"{human_bytes(round(reduction.payload))} is extrapolated: the largest payload that was measured is "
+        f"the time for {human_bytes(round(reduction.payload))} is extrapolated: the largest payload that was measured is "
         f"{human_bytes(largest)}"
         for reduction in reductions
         if reduction.payload > largest
@@ -61,9 +62,10 @@ def range_notes(options: PlacementOptions, reductions: Sequence[Reduction]) -> l
 
 
 def measure(request: Request) -> int:
-    """Measure the collectives of this job on every grouping of its ranks, and fit the levels of the machine.
+    """Measure the collectives of this job on every grouping of its ranks, and fit bandwidth and latency of the machine's levels.
 
-    Under torchrun it measures that job, else processes that are started here. Prints the description of the machine as TOML.
+    Under torchrun, the ranks of that job are measured; otherwise, as many processes are started on this computer. Prints the
+    description of the machine as TOML.
     """
     from unsilent.placement.measure import fitted_system, measure_here
     from unsilent.placement.system import system_toml

@@ -104,11 +104,14 @@ def _explain_lines(result: NondeterminismResult) -> Iterator[str]:
 def _control_lines(result: ReproducibilityResult) -> Iterator[str]:
     """Lines that say whether runs are reproducible, and what was compared."""
     if result.has_no_difference:
-        yield "Reproducible on this machine without changes: all runs end in the same bits"
+        yield f"On this machine, {count_text(result.runs, 'run')} without any change ended with the same bits"
     else:
-        yield f"Not reproducible on this machine: runs end in different bits, first in {result.first_different_tensor}"
-    compared = _comparison_text(result, count_text(result.steps, "step"))
-    yield f"{compared}, {count_text(result.tensors, 'tensor')} compared at the end"
+        yield (
+            "Not reproducible on this machine: runs ended with different bits; the first tensor that differs is "
+            f"{result.first_different_tensor}"
+        )
+    made = f"{count_text(result.steps, 'step')}, {count_text(result.tensors, 'tensor')} compared at the end"
+    yield _comparison_text(result, made)
     if result.has_no_difference:
         yield from (_few(result.runs), *([] if result.steps else [_NO_STEP]))
     elif result.interrupted and result.explained is None:
@@ -117,16 +120,18 @@ def _control_lines(result: ReproducibilityResult) -> Iterator[str]:
         yield "No operation differed while operations were logged, so the cause may be a rare race; compare more runs (--runs)"
 
 
-def _comparison_text(result: NondeterminismResult | ReproducibilityResult, pins: str) -> str:
+def _comparison_text(result: NondeterminismResult | ReproducibilityResult, made: str) -> str:
     runs, threads = count_text(result.runs, "run"), count_text(result.machine.threads, "thread")
-    return f"{result.ref}: {runs} in fresh processes, {pins}, {threads}"
+    return f"{result.ref}: {runs} in fresh processes; each: {made}, {threads}"
 
 
 def _switches(result: ReproducibilityResult) -> Iterator[Section]:
     """Sections on the switches that make runs agree."""
     claim = "Changes that help but do not suffice"
     if result.pins_verified:
-        claim = "With these changes runs end in the same bits"
+        claim = "With these changes runs end with the same bits"
+    elif result.interrupted:
+        claim = "Changes that help; whether they suffice was not tested"
     if result.sources_to_pin:
         advice = (Column("", of=lambda source: SOURCES[source].advice),)
         table = Table.of(result.sources_to_pin, advice, f"{claim}:", plain_line_format=f"{claim}: {{0}}")
@@ -228,8 +233,8 @@ def _tested_sources_text(result: NondeterminismResult) -> str:
 def _few(runs: int) -> str:
     """Sentence on how little the agreement of so few runs proves."""
     return (
-        f"{runs} runs agree; a difference that occurs in one run of ten would be missed in "
-        f"{100 * probability_of_missing(runs):.0f} of 100 such comparisons (raise --runs to miss fewer)"
+        f"{runs} runs agree; a difference that occurs in one run of ten would be missed with a probability of "
+        f"{100 * probability_of_missing(runs):.0f} % (raise --runs to lower it)"
     )
 
 
@@ -246,7 +251,7 @@ def _notes(result: NondeterminismResult) -> Iterator[str]:
     if not result.steps:
         yield _NO_STEP
     runs = count_text(result.runs_launched, "run")
-    yield f"{runs} in {duration_text(result.seconds)}; steps are optimizer updates, counted from 0"
+    yield f"{runs} in all, in {duration_text(result.seconds)}; steps are optimizer updates, counted from 0"
 
 
 def _effect(result: FoundSource) -> str:

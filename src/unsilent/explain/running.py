@@ -153,6 +153,14 @@ class Launcher:
             raise UsageError(f"{self._ref!r} ended its process with exit code {code}; it must return instead")
 
 
+def check_limits(steps: int | None, deadline: float) -> None:
+    """Raise ``UsageError`` for a number of steps or seconds that is too small."""
+    if steps is not None and steps < 1:
+        raise UsageError(f"--steps is {steps}; expected at least 1")
+    if not deadline > 0:
+        raise UsageError(f"--deadline is {deadline:g} s; expected more than 0")
+
+
 def own_hash_seed() -> str | None:
     """The hash seed that the caller has set, or None."""
     seed = os.environ.get(HASH_SEED, "")

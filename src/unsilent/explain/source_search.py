@@ -23,7 +23,7 @@ from unsilent.explain.results import (
     SourceRead,
     UserCodeLine,
 )
-from unsilent.explain.running import DEADLINE, Launcher, Notify, Run
+from unsilent.explain.running import DEADLINE, Launcher, Notify, Run, check_limits
 from unsilent.explain.sources import DATA, KERNEL, PATH, SOURCES, candidates
 
 # Runs are compared with the first of their set. The probabilities here assume independent comparisons; those of one
@@ -118,10 +118,7 @@ def check(runs: int, steps: int | None, deadline: float) -> None:
     """Raise ``UsageError`` for a number of runs, steps or seconds that is too small."""
     if runs < 2:
         raise UsageError(f"--runs is {runs}; expected at least 2, because runs are compared with each other")
-    if steps is not None and steps < 1:
-        raise UsageError(f"--steps is {steps}; expected at least 1")
-    if not deadline > 0:
-        raise UsageError(f"--deadline is {deadline:g} s; expected more than 0")
+    check_limits(steps, deadline)
 
 
 class NondeterminismSearch:

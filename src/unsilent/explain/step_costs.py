@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from unsilent.basics.errors import UsageError
 from unsilent.basics.interval import Interval
 from unsilent.explain.results import Machine
-from unsilent.explain.running import DEADLINE, Launcher, Notify
+from unsilent.explain.running import DEADLINE, Launcher, Notify, check_limits
 from unsilent.report.estimates import Estimate, machine_table, measured, rows_across
 from unsilent.report.model import Column, Report, Section, Table
 from unsilent.report.shown import Shown
 from unsilent.report.text import count_text, duration_text, listed
 
 SCHEMA = "unsilent/explain-cost/1"
+UNTIMED, TIMED = 1, 2
+"""Number of untimed steps in each turn (kernels and threads change), and of timed steps."""
 RUNS, ROUNDS, FEWEST = 3, 10, 6
 """Number of runs, of rounds in each run, and of all rounds below which a median has no 95 % interval."""
 FREE = "free"
@@ -35,7 +37,7 @@ TURNS = "In every round, each source has its turn of steps within the same run."
 ONE_THREAD = "the loop runs with one thread"
 NO_CUDA = "the loop uses no CUDA device"
 OVERRIDDEN = "the loop sets it itself during a step"
-_AT_START = "set when the process starts, so that steps of one run cannot take turns"
+_AT_START = "set when the process starts, so it cannot be switched between steps of one run"
 _IN_LOOP = "what fixing it costs depends on what the loop does instead"
 NEVER_MEASURED = {
     "order of sets (hash, addresses)": _AT_START,
@@ -103,10 +105,11 @@ class StepCosts(Shown):
             report_type="What determinism costs",
             title=f"Steps of {self.ref}",
             headline=f"With {pinned} pinned, a step takes {every.estimate:.2f} times the CPU time "
-            f"({every.low:.2f} to {every.high:.2f})",
+            f"(95 % interval {every.low:.2f} to {every.high:.2f})",
             findings=(
-                f"{count_text(len(self.rounds), 'round')} in {count_text(self.runs, 'run')}, "
-                f"{count_text(self.machine.threads, 'thread')}",
+                f"{count_text(len(self.rounds), 'round')} of timing in {count_text(self.runs, 'run')} with "
+                f"{count_text(self.machine.threads, 'thread')}; in a round, each source is pinned for "
+                f"{count_text(UNTIMED + TIMED, 'step')}, and the last {TIMED} are timed",
             ),
             estimates=machine_table(self.estimates, ("source", "measure", "")),
             sections=(
@@ -140,8 +143,9 @@ def measure_step_costs(
     Raises:
         UsageError: The loop makes too few steps; see also `explain_run_differences`.
     """
-    if runs < 1 or (steps is not None and steps < 1) or not deadline > 0:
-        raise UsageError(f"--runs is {runs}, --steps {steps}, --deadline {deadline:g} s; expected 1 or more of each")
+    if runs < 1:
+        raise UsageError(f"--runs is {runs}; expected at least 1")
+    check_limits(steps, deadline)
     begun = time.perf_counter()
     with Launcher(ref, steps, deadline, notify, arguments) as launcher:
         timed_runs = [launcher.run((), number, log_operations=False, time_rounds=ROUNDS) for number in range(runs)]
@@ -152,7 +156,8 @@ def measure_step_costs(
     if len(rounds) < FEWEST:
         raise UsageError(
             f"{count_text(runs, 'run')} of {ref!r} made {count_text(steps_made, 'step')}, enough for "
-            f"{count_text(len(rounds), 'round')}; expected {FEWEST} rounds or more: let the loop make more steps, or raise --runs"
+            f"{count_text(len(rounds), 'round')} of timing; expected {FEWEST} rounds or more, of up to "
+            f"{(1 + len(PINS)) * (UNTIMED + TIMED)} steps each: let the loop make more steps, or raise --runs"
         )
     unmeasured = {name: why for run in timed_runs for name, why in run["unmeasured"].items()}
     if FREE in unmeasured or not rounds[0].keys() - {FREE} - unmeasured.keys():

@@ -19,11 +19,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unsilent.explain.optimizer_steps import OptimizerStepCounter, StepLimitReached
-from unsilent.explain.step_costs import FREE, NO_CUDA, ONE_THREAD, OVERRIDDEN
+from unsilent.explain.step_costs import FREE, NO_CUDA, ONE_THREAD, OVERRIDDEN, TIMED, UNTIMED
 from unsilent.explain.switching import Mode, seed_generators, switched
 
-SETTLING, UNTIMED, TIMED = 3, 1, 2
-"""Number of steps before the first round; of untimed steps in each turn (kernels and threads change); and of timed steps."""
+SETTLING = 3
+"""Number of steps before the first round."""
 NO_DETERMINISTIC_FORM = "does not have a deterministic implementation"
 
 

@@ -27,6 +27,7 @@ from unsilent.placement.cost import ROOTED, AlphaBeta, StepCost, Traffic, traffi
 from unsilent.placement.programs import COLLECTIVES
 from unsilent.placement.synthesis import MOST_LEVELS, groupings
 from unsilent.placement.system import MOST_DEVICES, Level, System
+from unsilent.report.text import count_text
 
 if TYPE_CHECKING:
     from unsilent.placement.execution import ProcessGroups
@@ -100,7 +101,7 @@ def load_sweep(path: str) -> Sweep:
             tuple(map(str, record["levels"])), tuple(map(int, record["counts"])), str(record["backend"]), rows
         )
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise UsageError(f"{path} is not a sweep of unsilent placement measure: {first_line(error)}") from None
+        raise UsageError(f"{path} is not a file of unsilent placement measure -o: {first_line(error)}") from None
     if len(sweep.counts) > MOST_LEVELS or max(sweep.counts, default=0) > MOST_DEVICES:  # their product may be huge
         raise UsageError(
             f"{path} has {len(sweep.counts):,} levels, or one of more than {MOST_DEVICES:,} components; expected what "
@@ -111,9 +112,12 @@ def load_sweep(path: str) -> Sweep:
         inside = all(0 <= rank < ranks for group in row.groups for rank in group)
         whole = row.groups and len({len(group) for group in row.groups}) == 1 and len(row.groups[0]) > 1
         if row.collective not in COLLECTIVES or not (inside and whole and row.payload > 0 and 0 < row.seconds < 1e9):
-            raise UsageError(f"{path} has a row that cannot be: {row.collective} of {row.groups} in {row.seconds} s")
+            raise UsageError(f"{path} has an impossible row: {row.collective} of {row.groups} in {row.seconds} s")
     if len(sweep.levels) != len(sweep.counts) or min(sweep.counts, default=0) < 1 or not rows:
-        raise UsageError(f"{path} has levels {sweep.levels} with counts {sweep.counts} and {len(rows)} rows")
+        raise UsageError(
+            f"{path} has levels {sweep.levels} with counts {sweep.counts} and {count_text(len(rows), 'row')}; expected a "
+            "count of 1 or more for each level, and 1 row or more"
+        )
     return sweep
 
 
@@ -186,8 +190,8 @@ def measure_here(
     devices = prod(counts)
     if min(counts, default=0) < 1 or not 2 <= devices <= MOST_LOCAL:
         raise UsageError(
-            f"the levels {list(counts)} have {devices} devices; expected 2 to {MOST_LOCAL} on one computer; start larger jobs "
-            "with torchrun"
+            f"the levels {list(counts)} have {count_text(devices, 'device')}; expected 2 to {MOST_LOCAL} on one computer; "
+            "start larger jobs with torchrun"
         )
     from torch.multiprocessing.spawn import spawn
 

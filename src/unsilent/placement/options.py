@@ -33,15 +33,18 @@ class PlacementOptions:
     axes: Annotated[str, Option("Axes of parallelism with their sizes, like data=8,tensor=4.", SEARCH_PANEL)] = ""
     reduce: Annotated[tuple[str, ...], Option(
         "Axes over which devices reduce together: data, or data,tensor. Repeat for several reductions; each may have its own "
-        "bytes and weight: tensor:64MiB:48.", SEARCH_PANEL, is_repeatable=True)] = ()  # fmt: skip
+        "bytes and number of times per step: tensor:64MiB:48.", SEARCH_PANEL, is_repeatable=True)] = ()  # fmt: skip
     bytes: Annotated[str, Option("Size of what is reduced, like 2GiB.", SEARCH_PANEL)] = "1GiB"
-    goal: Annotated[str, Option(f"What the programs do: {', '.join(GOALS)}.", SEARCH_PANEL)] = "all-reduce"
-    max_steps: Annotated[int, Option("Most steps of a program.", SEARCH_PANEL)] = MOST_STEPS
-    cost: Annotated[str, Option(f"Cost model: {', '.join(MODELS)}.", SEARCH_PANEL)] = "alpha-beta"
+    goal: Annotated[str, Option(
+        f"What the collectives of a reduction do together: {', '.join(GOALS)}.", SEARCH_PANEL)] = "all-reduce"  # fmt: skip
+    max_steps: Annotated[int, Option(
+        "Most collectives that one reduction is composed of, one after the other.", SEARCH_PANEL)] = MOST_STEPS  # fmt: skip
+    cost: Annotated[str, Option(
+        f"Model that predicts times: {', '.join(MODELS)} (needs a .json SYSTEM).", SEARCH_PANEL)] = "alpha-beta"  # fmt: skip
     algorithm: Annotated[str, Option(
         f"Algorithm of an all-reduce: {', '.join(ALGORITHMS)}; auto: the faster of ring and tree.",
         SEARCH_PANEL)] = "auto"  # fmt: skip
-    top: Annotated[int, Option("Placements, and programs of each, that are shown.", OUTPUT_PANEL)] = 10
+    top: Annotated[int, Option("How many placements, and programs of each reduction, are shown.", OUTPUT_PANEL)] = 10
     code: Annotated[bool, Option(
         "Print only Python that makes the mesh and the programs of the fastest placement.", OUTPUT_PANEL)] = False  # fmt: skip
 
@@ -104,10 +107,12 @@ class MeasureOptions:
     levels: Annotated[str, Option(
         "Levels of the job's machine with their counts, outermost first, like node=2,gpu=4; ranks are numbered in this order.",
         MEASURE_PANEL)] = ""  # fmt: skip
-    sizes: Annotated[str, Option("Payloads, separated by commas.", MEASURE_PANEL)] = "16KiB,128KiB,1MiB,4MiB"
-    repeats: Annotated[int, Option("Repetitions of each measurement; the median counts.", MEASURE_PANEL)] = 5
+    sizes: Annotated[str, Option("Bytes to reduce in each measurement, separated by commas.", MEASURE_PANEL)] = (
+        "16KiB,128KiB,1MiB,4MiB"
+    )
+    repeats: Annotated[int, Option("Repetitions of each measurement; its median is used.", MEASURE_PANEL)] = 5
     output: Annotated[Path | None, Option(
-        "Where to write all measurements as JSON; a SYSTEM for unsilent placement, also with --cost measured.", OUTPUT_PANEL,
+        "Write all measurements to this .json file, a SYSTEM for unsilent placement, also with --cost measured.", OUTPUT_PANEL,
         short_flag="o")] = None  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -105,10 +105,10 @@ def placements(counts: Sequence[int], axes: Mapping[str, int]) -> Iterator[Place
         if count < 1:
             raise UsageError(f"level {level} of the system has size {count}; expected 1 or more")
     if prod(axes.values()) != prod(counts):
-        product = " x ".join(map(str, axes.values()))
+        product = " x ".join(f"{name}={size}" for name, size in axes.items())
         raise UsageError(
-            f"the axes multiply to {prod(axes.values()):,} ({product}), but the system has {prod(counts):,} devices; "
-            "change an axis or the system"
+            f"the sizes of the axes multiply to {prod(axes.values()):,} ({product}), but the system has {prod(counts):,} "
+            "devices; change an axis or the system"
         )
     for matrix in _matrices(tuple(axes.values()), tuple(counts)):
         yield Placement(tuple(axes), matrix)

@@ -110,11 +110,25 @@ def reduction_text(reduction: Reduction) -> str:
 def _headline(ranking: Ranking) -> str:
     best, worst = ranking.placements[0], ranking.placements[-1]
     what = "; ".join(map(reduction_text, ranking.reductions))
-    text = f"{what}: placement {best.placement} takes {duration_text(best.seconds)} by prediction"
+    rank = "fastest" if len(ranking.placements) > 1 else "only"
+    text = (
+        f"{what}: by prediction, the {rank} placement is {best.placement} ({_spread(ranking, best.placement)}) "
+        f"with {duration_text(best.seconds)}"
+    )
     if len(ranking.placements) > 1 and best.seconds:
         ratio = worst.seconds / best.seconds
-        text += f", the slowest of {len(ranking.placements):,} placements {ratio:.3g} times as long"
+        text += f"; the slowest of {len(ranking.placements):,} placements takes {ratio:.3g} times as long"
     return text + "."
+
+
+def _spread(ranking: Ranking, placement: Placement) -> str:
+    """How many components of each level an axis extends over, such as ``data over 4 nodes x 2 gpus``."""
+    names = [level.name for level in ranking.system.levels]
+    parts = []
+    for axis, row in zip(placement.axes, placement.matrix, strict=True):
+        factors = (count_text(factor, name) for factor, name in zip(row, names, strict=True) if factor > 1)
+        parts.append(f"{axis} over {' x '.join(factors) or '1 device'}")
+    return ", ".join(parts)
 
 
 def _findings(ranking: Ranking) -> Iterator[str]:
@@ -124,11 +138,11 @@ def _findings(ranking: Ranking) -> Iterator[str]:
     for name, placement in named:
         for reduction, programs in zip(ranking.reductions, placement.programs, strict=True):
             ranked = programs[0]
-            over = ", ".join(reduction.axes)
+            over = f"reduction over {', '.join(reduction.axes)}"
             if ranked.bottleneck is None:
                 yield f"{name} placement {placement.placement}, {over}: nothing to reduce"
                 continue
-            gain = f" ({ranked.ratio:.3g} times as fast as one flat {reduction.goal})" if len(ranked.steps) > 1 else ""
+            gain = f" ({ranked.ratio:.3g} times as fast as a single {reduction.goal})" if len(ranked.steps) > 1 else ""
             yield (
                 f"{name} placement {placement.placement}, {over}: {ranked.text(ranking.system)}{gain}; "
                 f"{explanation(ranking, ranked, ranked.bottleneck)}"
@@ -138,26 +152,32 @@ def _findings(ranking: Ranking) -> Iterator[str]:
 def explanation(ranking: Ranking, ranked: RankedProgram, step: RankedStep) -> str:
     """Sentence on the link that determines the time of a step, and the groups that share it."""
     level = ranking.system.levels[step.cost.level]
-    share = 100 * step.cost.seconds / ranked.seconds
     groups = count_text(step.cost.flows, "group")
-    number = ranked.steps.index(step) + 1
-    return (
-        f"in step {number} ({step.statement.collective} of {human_bytes(round(step.payload))}), {share:.0f} % of the time, "
+    text = (
         f"{groups} {'share' if step.cost.flows > 1 else 'uses'} the link out of each {level.name} "
         f"({bandwidth_text(level.bandwidth)})"
     )
+    if len(ranked.steps) == 1:
+        return text
+    number, share = ranked.steps.index(step) + 1, 100 * step.cost.seconds / ranked.seconds
+    what = f"{step.statement.collective} of {human_bytes(round(step.payload))}"
+    return f"in its slowest step (step {number}: {what}, {share:.0f} % of the time), {text}"
 
 
 def _notes(ranking: Ranking) -> Iterator[str]:
     yield (
-        "flat: one collective over all devices of the reduction, on the same placement; flat / best and flat / this are its time "
-        "over theirs, above 1 where they are faster"
+        "flat: a single collective over all devices that reduce together, on the same placement; flat / best and flat / this: "
+        "its time divided by that of the best programs, or of the program in this row (above 1: flat is slower)"
     )
-    yield "predicted: communication alone; its overlap with computation is not modelled"
+    yield "predicted: time of communication alone; its overlap with computation is not modelled"
     counted = {axis for reduction in ranking.reductions for axis in reduction.axes}
     if others := [axis for axis in ranking.axes if axis not in counted]:
-        yield f"nothing reduces over {', '.join(others)}: communication over it is not counted, and does not decide the order"
-    yield "a placement is a matrix: a row per axis, a column per level, outermost first"
+        yield f"no reduction is over {', '.join(others)}: communication over it is not counted, and does not affect the order"
+    levels = ", ".join(level.name for level in ranking.system.levels)
+    yield (
+        f"a placement is a matrix with a row for each axis ({', '.join(ranking.axes)}) and a column for each level of the "
+        f"machine ({levels}); an entry says over how many components of the level the axis extends"
+    )
     yield f"bandwidth and latency: {ranking.system.source}"
 
 
@@ -171,7 +191,7 @@ def _sections(ranking: Ranking, best: RankedPlacement, top: int) -> Iterator[Sec
         yield Section(
             f"Programs: {reduction_text(reduction)}",
             f"The fastest programs on placement {best.placement}, and the steps of the first one.",
-            (_program_table(ranking, programs), _step_table(ranking, programs[0])),
+            (_program_table(ranking, reduction, programs), _step_table(ranking, programs[0])),
         )
         yield Section(
             f"Machine: {', '.join(reduction.axes)}",
@@ -199,7 +219,7 @@ def _placement_table(ranking: Ranking, top: int) -> Table:
         _ratio("flat / best", lambda placement: placement.flat_seconds / placement.seconds if placement.seconds else 1.0),
         *(Column.text(f"program, {name}", _of_best(i, lambda p: p.text(system))) for i, name in enumerate(axes)),
         *(_time(f"time, {name}", _of_best(i, lambda p: p.seconds), 1) for i, name in enumerate(axes) if several),
-        *(Column.text(f"most shared link{', ' + name if several else ''}", _of_best(i, lambda p: _link(ranking, p)), 2)
+        *(Column.text(f"link of the slowest step{', ' + name if several else ''}", _of_best(i, lambda p: _link(ranking, p)), 2)
           for i, name in enumerate(axes)),
     )  # fmt: skip
     return Table.of(
@@ -222,15 +242,17 @@ def _ratio(name: str, of: Getter | str) -> Column:
 
 def _link(ranking: Ranking, ranked: RankedProgram) -> str:
     step = ranked.bottleneck
-    return f"{ranking.system.levels[step.cost.level].name} by {step.cost.flows}" if step else "none"
+    if step is None:
+        return "none"
+    return f"{ranking.system.levels[step.cost.level].name}, {count_text(step.cost.flows, 'group')}"
 
 
-def _program_table(ranking: Ranking, programs: tuple[RankedProgram, ...]) -> Table:
+def _program_table(ranking: Ranking, reduction: Reduction, programs: tuple[RankedProgram, ...]) -> Table:
     columns = (
         Column.text("program", lambda p: p.text(ranking.system)), _time("predicted"), _ratio("flat / this", "ratio"),
-        Column.text("most shared link", lambda p: _link(ranking, p), 1),
+        Column.text("link of the slowest step", lambda p: _link(ranking, p), 1),
     )  # fmt: skip
-    return Table.of(programs, columns, "fastest programs")
+    return Table.of(programs, columns, f"fastest programs over {', '.join(reduction.axes)}")
 
 
 def _step_table(ranking: Ranking, ranked: RankedProgram) -> Table:

@@ -50,7 +50,7 @@ class ReplicaSpec(SpecOfTraining):
     steps: Annotated[
         int | None, Option("Number of steps of each run.", WORKLOAD_PANEL, default_text="all steps of the training")
     ] = None
-    every: Annotated[int, Option("Number of steps between two hashes of the weights.", PRECISION_PANEL)] = 1
+    every: Annotated[int, Option("Hash the weights after every so many steps.", PRECISION_PANEL)] = 1
 
     def check(self) -> None:
         """Raise ``UsageError`` for numbers out of range."""

@@ -27,7 +27,6 @@ from torch.optim import Optimizer
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from unsilent.basics.errors import kind_and_line
-from unsilent.report.text import count_text
 from unsilent.timeline.anchors import measure_offset
 
 CLOCK_KEY = "unsilent_clock"
@@ -114,12 +113,12 @@ class Recorder:
         """Sentence on how much longer recorded steps took than other steps."""
         plain, recorded = self._times
         if len(plain) < FEWEST_TIMED:
-            return "too few other steps were timed to say what recording cost"
+            return "too few steps without recording were timed to say what recording cost"
         with_it, without = statistics.median(recorded), statistics.median(plain)
-        more = f"{100 * (with_it / without - 1):.2g} % more" if with_it > without else "no more"
+        longer = f"{100 * (with_it / without - 1):.2g} % longer" if with_it > without else "no longer"
         return (
-            f"a recorded step took {1e3 * with_it:.3g} ms, the {count_text(len(plain), 'other')} that were timed "
-            f"{1e3 * without:.3g} ms (medians): {more}"
+            f"a recorded step took {1e3 * with_it:.3g} ms, a step without recording {1e3 * without:.3g} ms "
+            f"(medians of {len(recorded):,} and {len(plain):,}): {longer}"
         )
 
     def _after(self, optimizer: Optimizer) -> None:

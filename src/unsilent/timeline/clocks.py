@@ -132,10 +132,12 @@ def _inference_notes(inferred: list[Interval]) -> list[str]:
 def _unknown_notes(ranks: list[int]) -> list[str]:
     if not ranks:
         return []
-    ranks_text = listed(map(str, ranks), 5)
-    return [
-        f"The clock of rank {ranks_text} is as recorded: it was not measured, and no collective connects it with the first rank."
-    ]
+    clocks = (
+        f"The clock of rank {ranks[0]} is"
+        if len(ranks) == 1
+        else f"The clocks of ranks {listed(map(str, ranks), 5)} are"
+    )
+    return [f"{clocks} used as recorded: no offset was measured, and no collective connects them with the first rank."]
 
 
 def _contradictions(

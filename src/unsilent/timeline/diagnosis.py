@@ -161,8 +161,9 @@ def _lateness(result: Timeline) -> Iterator[str]:
     if len(split.ranks) == 1:
         period, steps = split.end - split.begin, len(result.job.steps)
         yield (
-            f"Only rank {split.ranks[0]} was read, so that late ranks cannot be seen. A step takes "
-            f"{duration_text(float(np.nanmean(period)))}, from its begin to the next one's (mean of {steps:,})."
+            f"Only the trace of rank {split.ranks[0]} was read, so late ranks cannot be seen. A step takes "
+            f"{duration_text(float(np.nanmean(period)))}, from its begin to the begin of the next one (mean of "
+            f"{count_text(steps, 'step')})."
         )
     elif result.verdict == "straggler":
         first = excesses[0]
@@ -173,17 +174,17 @@ def _lateness(result: Timeline) -> Iterator[str]:
     elif result.verdict == "not_separable":
         floors = {part: max(excess.floor for excess in excesses if excess.part == part) for part in PARTS}
         parts = ", ".join(f"{part} {duration_text(floors[part])}" for part in PARTS)
-        yield f"No rank is late by more than the noise floor (in {parts})."
+        yield f"No rank is late by more than the noise floor of any part of the step ({parts})."
     elif not result.job.stages:
         waiting = np.nanmedian(split.waiting_for.sum(0), 1)
         last = int(waiting.argmax())
         yield "Not all parts of steps were compared."
         if not (result.job.operations.collective >= 0).any():
-            yield "No collective was found on two ranks: nothing is known of who waited for whom."
+            yield "No collective was found on two ranks: which rank waited for which is not known."
         elif waiting[last] > 0:
             yield (
-                f"Other ranks wait longest for rank {split.ranks[last]}: {duration_text(float(waiting[last]))} of a step, "
-                "together (median)."
+                f"The rank that other ranks wait for longest is rank {split.ranks[last]}: together they wait "
+                f"{duration_text(float(waiting[last]))} per step for it (median)."
             )
         else:
             yield "No rank waited for another one in a collective, in the median step."
@@ -203,11 +204,11 @@ def _split_findings(result: Timeline) -> Iterator[str]:
     parts = [("computing", split.compute), (transfers, split.transfer)]
     if len(split.ranks) > 1 and is_matched.any():
         parts.append(("waiting for late ranks", split.waiting))
-    parts.append(("in gaps of the host", split.gap))
+    parts.append(("in none of these (host gap)", split.gap))
     recorded = f"the {len(split.ranks):,} ranks that were read" if unseen > 0 else "all ranks"
     whose = f"rank {split.ranks[0]}" if len(split.ranks) == 1 else recorded
     shares = ", ".join(f"{100 * np.nansum(part) / whole:.3g} % {name}" for name, part in parts)
-    yield f"of the time of {whose}, {shares}"
+    yield f"time of {whose}: {shares}"
 
 
 def _doubt(result: Timeline, what_if: Answer) -> str:
@@ -294,7 +295,7 @@ def _sections(result: Timeline) -> Iterator[Section]:
             Column("rank", of=lambda row: str(row.rank)), Column.text("part of the step", "part"),
             Column("longer than others", "number", digits=duration_text, of="seconds"),
             Column("noise floor", "number", digits=duration_text, of="floor"),
-            Column("separable", of=lambda row: "yes" if row.is_separable else "no"),
+            Column("clearly late", of=lambda row: "yes" if row.is_separable else "no"),
         )  # fmt: skip
         rows = sorted(result.excesses, key=lambda excess: (-excess.is_separable, -excess.seconds))
         yield Section(
@@ -314,7 +315,7 @@ def _split_table(split: StepSplit) -> Table:
     heads = (
         Column("rank", of=lambda row: str(split.ranks[row])), seconds("step", split.end - split.begin),
         seconds("compute", split.compute), seconds("exposed transfer", split.transfer), seconds("waiting", split.waiting),
-        seconds("host gap", split.gap), Column.text("last to come", awaited),
+        seconds("host gap", split.gap), Column.text("waits most for", awaited),
     )  # fmt: skip
     return Table.of(range(len(split.ranks)), heads, "parts of a step", terminal_rows=10)
 
@@ -338,8 +339,8 @@ def _path_table(result: Timeline) -> Table:
     heads = (
         Column("rank", of=lambda row: str(row[0][0])),
         Column.text("operation", lambda row: short(escape_unprintable(row[0][1]), MOST_NAME)),
-        Column.count("times", lambda row: row[1][0]),
-        Column("seconds", "number", digits=duration_text, of=lambda row: row[1][1]),
+        Column.count("count", lambda row: row[1][0]),
+        Column("time", "number", digits=duration_text, of=lambda row: row[1][1]),
         Column("gaps before", "number", digits=duration_text, of=lambda row: row[1][2]),
     )  # fmt: skip
     rows = sorted(totals.items(), key=lambda row: -row[1][1])

@@ -65,7 +65,7 @@ def sharded_change(text: str, replay: Replay, gaps: Floats) -> Change:
 def _fit_notes(cost: LinkCost, sizes: Floats) -> Iterator[str]:
     """Notes on a fitted cost that is used outside the sizes of its fit."""
     if not cost.grows:
-        yield "what a larger collective costs does not show in the traces"
+        yield "in the traces, larger collectives do not take longer, so what they cost is not known"
     elif not cost.covers(sizes):
         yield beyond_fit(cost, sizes)
 
@@ -153,9 +153,9 @@ def _groups(job: Job, count: int) -> list[_Group]:
         is_told = len(first) == units and alone in (0, 1)
         if not is_told or (len(second) > 0 and (sizes[alone:] != sizes_again).any()):
             raise UsageError(
-                f"--what-if fsdp wrap: units cannot be told in step {job.steps[key[1]]} of rank {key[0]}, which has "
-                f"{units:,} reduce-scatters and {len(first):,} and {len(second):,} all-gathers in its forward and backward pass; "
-                "expected one of each for every unit (the first one may keep its parameters)"
+                f"--what-if fsdp wrap: units cannot be told apart in step {job.steps[key[1]]} of rank {key[0]}, which has "
+                f"{units:,} reduce-scatters, and {len(first):,} and {len(second):,} all-gathers in its forward and backward "
+                "pass; expected one of each for every unit (the first one may keep its parameters)"
             )
         group = np.where(np.arange(units) < alone, -1, (np.arange(units) - alone) // count)
         for (sent, launches, pattern), numbers in zip(sorts, (group, group[alone:][::-1], group[::-1]), strict=True):
@@ -188,7 +188,7 @@ def _change_of_prefetching(replay: Replay, gaps: Floats, count: int) -> Change:
     _expect(gathers, "all-gather in a backward pass")
     is_on_device = np.array([lane.is_device for lane in job.lanes], bool)[operations.lane]
     if not (gathers & is_on_device).any():
-        note = "over gloo, FSDP2 waits for each all-gather where it launches it: launched earlier, none would be hidden"
+        note = "over gloo, FSDP2 waits for each all-gather right after its launch, so an earlier launch would hide none"
         return Change(replay, replay.durations, gaps, (note,), False)
     is_launch = gathers[edges.target] & (edges.kind != CHAIN)
     awaited = dict[int, list[int]]()  # by all-gather: edges
@@ -209,7 +209,7 @@ def _change_of_prefetching(replay: Replay, gaps: Floats, count: int) -> Change:
         np.append(edges.kind[other_edges], edges.kind[taken]),
     )
     note = (
-        "the recording is taken to gather one unit ahead, as FSDP2 does by default; all-gathers of backward passes alone are "
+        "the recording is assumed to gather one unit ahead, as FSDP2 does by default; only all-gathers of backward passes are "
         "launched earlier, and the memory that this needs is not counted"
     )
     return Change(Replay(replace(job, edges=changed)), replay.durations, gaps, (note,), False)

@@ -65,7 +65,7 @@ def _sentences(result: Hang) -> Iterator[str]:
     for difference in result.other_lines:
         ways = ", ".join(f"{_ranks(ranks)} at {_site(call)}" for call, ranks in difference.ways)
         yield (
-            f"collective {difference.number:,} of group {difference.group.label} is the first that was called in different "
+            f"collective {difference.number:,} of group {difference.group.label} is the first that was called from different "
             f"lines: {ways}; a rank may have skipped one there"
         )
     for group, waiting in result.stuck.items():
@@ -82,14 +82,22 @@ def _missing_text(absence: Missing) -> str:
         text = f"at least one of {_ranks(absence.ranks)} had not entered {called}"
     else:
         group = absence.group.label
-        text = f"{_ranks(absence.ranks, 'has')} no entry of group {group}: no dump says whether as no member or missing"
+        they = "it" if len(absence.ranks) == 1 else "they"
+        text = (
+            f"{_ranks(absence.ranks, 'has')} no entry of group {group}: {they} may be missing from it, or not belong to it, "
+            "which no dump shows"
+        )
     if 0 < absence.since < absence.number:
-        text += f", or skipped an earlier one, as collectives {absence.since:,} to {absence.number:,} are equal"
+        text += (
+            f", or skipped an earlier one: collectives {absence.since:,} to {absence.number:,} are equal, so dumps do not show "
+            "which"
+        )
     if absence.waiting:
         text += f"; {_ranks(absence.waiting, 'waits')} in {'it' if absence.is_certain else called}"
     if absence.left:
         text += (
-            f"; {_ranks(absence.left, 'has')} left it: it failed there, did not need that rank, or the dump is later"
+            f"; {_ranks(absence.left, 'has')} left it: the collective failed there or did not wait for "
+            f"{_ranks(absence.ranks)}, or the dump is later"
         )
     if absence.waits_in:
         text += f"; {_ranks(absence.ranks)} itself waits in group {listed(group.label for group in absence.waits_in)}"
@@ -98,17 +106,17 @@ def _missing_text(absence: Missing) -> str:
 
 def _notes(result: Hang) -> Iterator[str]:
     if result.without_dump:
-        yield f"not looked at, for want of a dump: {_ranks(result.without_dump)}"
+        yield f"there is no dump of {_ranks(result.without_dump)}: what was entered there is not known"
     if not result.knows_size:
         yield f"no dump says how many ranks the job has: a rank above {max(result.ranks)} would not be noticed"
     if result.dropped:
         dropped = listed((f"{count:,} of rank {rank}" for rank, count in result.dropped.items()), 4)
         yield f"the first entries were dropped from full recorders and not compared: {dropped}"
     if result.not_compared:
-        yield f"not compared, for want of an entry: a group that {_ranks(result.not_compared)} used"
-    waits = ": a rank that is missing from a collective may wait in one, which dumps of gloo do not hold"
+        yield f"{_ranks(result.not_compared, 'uses')} a group of which no entry is left; it was not compared"
+    waits = "; a rank that is missing from a collective may be waiting for one, and dumps of gloo do not hold them"
     yield f"messages between two ranks (send, recv) are not compared{waits if result.missing else ''}"
-    yield "a dump has what was entered when it was written: of a job that goes on, a later one has more"
+    yield "a dump shows only what a rank had entered when it was written; if the job goes on, a later dump shows more"
 
 
 def _call(call: Collective) -> str:

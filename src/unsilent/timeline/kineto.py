@@ -129,7 +129,7 @@ def _complete_steps(traces: Sequence[RankTrace], names: Sequence[str], notes: li
         empty = next((trace.name for trace, steps in zip(traces, steps_of_traces, strict=True) if not steps), None)
         problem = f"{empty} has no complete step" if empty else "the traces have no step in common"
         raise UsageError(
-            f"{problem} (ProfilerStep#…); record some with step() of the profiler, or unsilent timeline record"
+            f"{problem} (ProfilerStep#…); call step() of the profiler after each step, or use unsilent timeline record"
         )
     if len(common) > 2 and any(
         _is_cut(trace, [of[number] for number in sorted(common)])
@@ -138,7 +138,8 @@ def _complete_steps(traces: Sequence[RankTrace], names: Sequence[str], notes: li
         notes.append(f"step {max(common)} was left out: the program ended in it")
         common.remove(max(common))
     elif left := len(set().union(*steps_of_traces)) - len(common):
-        notes.append(f"{count_text(left, 'step')} that not all traces hold {'was' if left == 1 else 'were'} left out")
+        verb, them = ("was", "it") if left == 1 else ("were", "them")
+        notes.append(f"{count_text(left, 'step')} {verb} left out because some traces do not hold {them}")
     return tuple(sorted(common))
 
 

@@ -145,9 +145,9 @@ def _change_of_accumulation(count: int, replay: Replay, gaps: Floats, recorded: 
     durations = np.where(repeated, count * replay.durations, replay.durations)
     longest = durations, np.where(repeated & (gaps > 0), count * gaps, gaps)
     notes = (
-        "what does not depend on the batch's size cannot be known from one recording: the first time is that of parts that "
-        "together compute as fast as the whole batch, the second one of parts that each take as long as it; collectives run once",
-        "what is allocated in a step and freed by the end of its backward pass is taken to shrink with the batch, but for "
+        "one recording does not show how computing time depends on the batch's size: the first time holds if all parts together "
+        "take as long as the whole batch, the second if each part takes as long as the whole batch; collectives run once",
+        "what is allocated in a step and freed by the end of its backward pass is assumed to shrink with the batch, except for "
         "gradients of parameters, which are all there from the second part on",
     )
     return Change(replay, replay.durations, gaps, notes, longest=longest, peak=(recorded, round(peak)))

@@ -39,7 +39,7 @@ def write_perfetto(path: Path, job: Job, runs: Mapping[str, Run], critical: Coll
         UsageError: The file cannot be written, or exists and is not a zip file.
     """
     if path.exists() and not zipfile.is_zipfile(path):
-        raise UsageError(f"{path} is there and no zip; give another name")
+        raise UsageError(f"{path} exists and is not a .zip file; give another name")
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         names = [(run, rank, f"{run}/rank-{rank}.json") for run in runs for rank in job.ranks]

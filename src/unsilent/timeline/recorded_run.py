@@ -78,7 +78,7 @@ class RecordedRun:
             problem = f"the program ended after {ended}, and recording begins after {self._warmup}"
             return f"{problem}; nothing was recorded; give a smaller --warmup"
         if recorder.recorded < self._steps:
-            return f"the program ended after {recorder.recorded} of {count_of_steps} to record; these are in {self._folder}"
+            return f"the program ended when {recorder.recorded} of {count_of_steps} were recorded; these are in {self._folder}"
         return "" if recorder.rank else f"{count_of_steps} recorded in {self._folder}; {recorder.cost_text()}"
 
     def _print(self, text: str) -> None:

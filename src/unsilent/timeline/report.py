@@ -23,6 +23,7 @@ METHOD = (
     "straggler-free replay, only the group takes what it took; by a rank: the smaller one of its data-parallel rank's and its "
     "stage's."
 )
+ALONE = ": slowdown that each causes alone"
 TERMINAL_ROWS = 10
 MOST_NAME = 60
 """Most characters shown of an operation's name."""
@@ -58,22 +59,27 @@ def _notes(result: Slowdown) -> Iterator[str]:
     period = float(np.nanmean([end - begin for begin, end in (step_bounds(job, rank) for rank in job.ranks)]))
     if (recorded := float(result.recorded.mean())) > OVERLAP * period:
         yield (
-            f"steps overlap: a step begins every {duration_text(period)}, and takes {duration_text(recorded)} (means), as the "
-            "first one counts from its begin to its last end; replays count it so as well"
+            f"steps overlap: a step begins every {duration_text(period)} but takes {duration_text(recorded)} (means), because "
+            "the first one is counted from its begin to its last end, in the replays as well"
         )
     if len(job.ranks) == 2 and not job.stages:
         yield (
-            "of two ranks, the straggler-free duration of a computation is the mean of both: it keeps half of what one takes "
-            "longer, so that the slowdown is too small"
+            "with two ranks, the straggler-free duration of a computation is the mean of both ranks: half of what the slower "
+            "one takes longer stays in it, so the slowdown is too small"
         )
-    yield "intervals count steps as independent of each other"
-    yield "slowdown_with_gaps keeps the gaps before operations; where they are waits that were not recorded, it is too small"
+    yield "intervals assume that steps are independent of each other"
+    yield "slowdown_with_gaps keeps the gaps before operations; if gaps are waits that were not recorded, it is too small"
     if len(job.ranks) > 1:
-        yield "M_W and M_S: above 100 %, steps become faster than straggler-free ones; below 0 %, slower than they were"
+        yield "M_W and M_S: above 100 %, steps would be faster than without stragglers; below 0 %, slower than they were"
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
+
+
+def _shown_share(share: float) -> float:
+    """A share without the rounding errors of times, which are far below a billionth."""
+    return round(share, 9)
 
 
 def _facts(result: Slowdown) -> Iterator[tuple[str, str]]:
@@ -91,7 +97,7 @@ def _facts(result: Slowdown) -> Iterator[tuple[str, str]]:
 def _headline(result: Slowdown) -> str:
     slowdown = result.slowdown.estimate or 0.0
     return (
-        f"By replay without gaps, a step takes {slowdown:.3g} times as long as without stragglers: "
+        f"In a replay without idle gaps, a step takes {slowdown:.3g} times as long as without stragglers: "
         f"{duration_text(result.without_gaps.mean())} instead of {duration_text(result.straggler_free.mean())}."
     )
 
@@ -102,10 +108,16 @@ def _findings(result: Slowdown) -> Iterator[str]:
     for name, symbol, removal in removals:
         if removal.share is not None:
             seconds, share = duration_text(removal.seconds), _percent(removal.share)
-            yield f"with {name} at straggler-free durations, a step takes {seconds}: {share} of the slowdown is gone ({symbol})"
+            yield (
+                f"if {name} took straggler-free durations, a step would take {seconds}: {share} of the slowdown would be gone "
+                f"({symbol})"
+            )
     first = result.classes[0]
     if (slowdown := f"{first.slowdown:.3g}") != "1":
-        yield f"operations with the largest slowdown of their own: `{short(first.name, MOST_NAME)}`, {slowdown}"
+        yield (
+            f"the operations that slow a step down most on their own: `{short(first.name, MOST_NAME)}` ({slowdown} times as long "
+            "as without stragglers)"
+        )
 
 
 def _ranks(removal: Removal) -> str:
@@ -128,18 +140,22 @@ def _sections(result: Slowdown) -> Iterator[Section]:
     if is_job:
         yield Section(
             "Workers", "Ranks by the slowdown that they cause alone.",
-            (Table.of(result.workers, worker_heads, "workers", terminal_rows=TERMINAL_ROWS, sortable=True),),
+            (Table.of(result.workers, worker_heads, f"workers{ALONE}", terminal_rows=TERMINAL_ROWS, sortable=True),),
         )  # fmt: skip
     heads = (
         Column.text("group", lambda group: short(group.name, MOST_NAME)), slowdown,
         Column.count("operations", priority=1),
-        Column.percent("unexplained gaps", "unexplained_share", digits=".2g"),
+        Column.percent("unexplained gaps", lambda group: _shown_share(group.unexplained_share), digits=".2g"),
     )  # fmt: skip
     data_ranks = result.data_ranks if result.stages else ()  # else they are the workers
     parts = (("operations", result.classes), ("stages", result.stages), ("data-parallel ranks", data_ranks))
     yield Section(
         "Operations and stages", "Slowdown where only this group takes what it took, and gaps that no dependency explains.",
-        tuple(Table.of(rows, heads, title, terminal_rows=TERMINAL_ROWS, sortable=True) for title, rows in parts if rows),
+        tuple(
+            Table.of(rows, heads, f"{title}{ALONE}", terminal_rows=TERMINAL_ROWS, sortable=True)
+            for title, rows in parts
+            if rows
+        ),
     )  # fmt: skip
     lead = "Gaps that no dependency explains, where one kind of dependencies is ignored."
     yield Section("Dependencies", lead, (_dependencies(result),))
@@ -152,7 +168,7 @@ def _dependencies(result: Slowdown) -> Table:
     rows += [(kind, counts[EDGE_KINDS.index(kind)], share) for kind, share in result.unexplained_without.items()]
     heads = (
         Column.text("ignored", lambda row: row[0]), Column.count("dependencies", lambda row: row[1]),
-        Column.percent("unexplained gaps", lambda row: row[2], digits=".2g"),
+        Column.percent("unexplained gaps", lambda row: _shown_share(row[2]), digits=".2g"),
     )  # fmt: skip
     return Table.of(rows, heads, "unexplained gaps if dependencies are ignored", terminal_rows=0)
 

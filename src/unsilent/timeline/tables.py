@@ -59,13 +59,15 @@ def _worker_ranks(rows: Rows, path: Path) -> Integers:
         values, counts = np.unique(seen, axis=0, return_counts=True)
         if (counts > 1).any():
             twice = ", ".join(map(str, values[counts > 1][0]))
-            raise UsageError(f"{path}: {noun} {twice} is two workers; expected one rank for each dp_rank and stage")
+            raise UsageError(
+                f"{path}: {noun} {twice} belongs to two workers; expected one rank for each dp_rank and stage"
+            )
     if len(workers) > MOST_WORKERS:
         raise UsageError(f"{path} has operations of {len(workers):,} workers; expected {MOST_WORKERS:,} at most")
     if len(workers) != shape[0] * shape[1] or not len(workers):
         raise UsageError(
-            f"{path} has operations of {len(workers):,} workers; expected {shape[0]:,} dp_rank x {shape[1]:,} stage, as their "
-            "largest numbers say; check that the trace is complete"
+            f"{path} has operations of {len(workers):,} workers; expected {shape[0]:,} dp_rank x {shape[1]:,} stage "
+            "(by their largest numbers); check that the trace is complete"
         )
     return workers[:, 2].reshape(shape)
 
@@ -100,9 +102,7 @@ def _complete_steps(rows: Rows, shape: tuple[int, ...], path: Path) -> tuple[Row
     is_usual[candidates] = of.reshape(-1) == most
     complete: NDArray[np.bool_] = np.all(is_usual.reshape(len(steps), shape[0]), axis=1)
     left_out = steps[~complete]
-    note = (
-        f"{len(left_out):,} of {count_text(len(steps), 'step')} left out, in which a rank lacks or repeats operations"
-    )
+    note = f"{len(left_out):,} of {count_text(len(steps), 'step')} left out because a rank lacks or repeats operations there"
     if not complete.any():
         raise UsageError(f"{path}: {note}; expected a step in which all data-parallel ranks have the same operations")
     notes = [f"{note}: {listed(map(str, left_out))}"] if len(left_out) else []

@@ -73,7 +73,7 @@ def answer(replay: Replay, questions: Sequence[str], system: str | None = None) 
     of_ddp = DdpQuestions(replay.job, system or "")
     if system and not any(map(is_of_ddp, questions)):
         raise UsageError(
-            f"--system {system} is of use for --what-if {', '.join(DDP_WORDS)}; ask one of these, or leave it out"
+            f"--system {system} is used only by --what-if {', '.join(DDP_WORDS)}; ask one of these, or leave out --system"
         )
     recorded = replay.step_seconds(*replay.run(replay.durations, kept_gaps(replay)))
     result = []
@@ -109,7 +109,7 @@ def parse_change(text: str, replay: Replay) -> Change:
     """
     question, _, value = text.partition("=")
     if not value:
-        raise UsageError(f"--what-if {text[:60]!r} asks for nothing; expected one of {', '.join(FORMS)}")
+        raise UsageError(f"--what-if {text[:60]!r} is not a question that is known; expected one of {', '.join(FORMS)}")
     word, _, name = question.partition(":")
     durations, gaps, notes = replay.durations.copy(), kept_gaps(replay), tuple[str, ...]()
     if word == "scale":
@@ -154,8 +154,8 @@ def _network_notes(job: Job) -> tuple[str, ...]:
     transfers = operations.kind == COLLECTIVE
     alone = int((transfers & ~is_shared).sum())
     note = (
-        f"{alone:,} of {int(transfers.sum()):,} collectives, by rank, were found on no other rank; they take no time either, "
-        "though waiting for other ranks may be part of what they took"
+        f"{alone:,} of {int(transfers.sum()):,} collectives (counted on each rank) were found on no other rank; they take no "
+        "time either, though they may have waited for other ranks"
     )
     return (note,) if alone else ()
 
@@ -190,9 +190,13 @@ def _matches_name(name: str, job: Job) -> np.ndarray:
     return np.asarray(which)
 
 
+def _ranks_text(job: Job) -> str:
+    return f"rank{'s' if len(job.ranks) > 1 else ''} {listed(map(str, job.ranks))}"
+
+
 def _rank(name: str, job: Job) -> int:
     if not name.isascii() or not name.isdigit() or int(name[:9]) not in job.ranks:
-        raise UsageError(f"--what-if names rank {name[:20]!r}; the trace has rank {listed(map(str, job.ranks))}")
+        raise UsageError(f"--what-if names rank {name[:20]!r}; the traces have {_ranks_text(job)}")
     return int(name[:9])
 
 

@@ -17,7 +17,7 @@ class HangOptions:
     """Options of ``unsilent timeline hang``."""
 
     dumps: Annotated[tuple[Path, ...], Option(
-        "Folders with dumps, or dumps, of one job: NAME_RANK (pickle), NAME_RANK.json or flight-rankRANK.json.", "",
+        "Dumps of one job, or folders with them, named NAME_RANK (pickle), NAME_RANK.json or flight-rankRANK.json.", "",
         metavar="DIR", missing_error=NO_DUMPS, is_repeatable=True)] = ()  # fmt: skip
 
 

@@ -22,15 +22,15 @@ class OptimiseOptions:
         "Traces of the ranks, or their folder.", "", metavar="TRACE", missing_error=NO_TRACES,
         is_repeatable=True)] = ()  # fmt: skip
     system: Annotated[str | None, Option(
-        "What collectives cost: measurements of unsilent placement measure -o (.json), a TOML file or a preset.", "",
-        default_text="fitted to the traces")] = None  # fmt: skip
+        "Machine that sets the times of collectives: a .json file of unsilent placement measure -o, a TOML file or a preset.",
+        "", default_text="fitted to the traces")] = None  # fmt: skip
 
 
 def find(request: Request) -> Report:
     """Find the buckets and the gradient precision with which a recorded training under DDP would be fastest.
 
-    Ends in the setting to pass to DistributedDataParallel, and its predicted gain over the recorded buckets beside the noise
-    floor.
+    Prints the setting to pass to DistributedDataParallel, and how much shorter a step would be than with the recorded buckets,
+    compared with the noise floor of the recording.
     """
     from unsilent.timeline.ddp.optimise_report import find_settings
     from unsilent.timeline.ddp.traces import ddp_job

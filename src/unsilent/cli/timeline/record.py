@@ -26,8 +26,8 @@ class RecordOptions:
     """Options of ``unsilent timeline record``."""
 
     output: Annotated[Path | None, output_option("Folder for the traces.", metavar="DIR")] = None
-    steps: Annotated[int, Option("Steps to record; a step ends with that of the optimizer.", EXECUTION_PANEL)] = 10
-    warmup: Annotated[int, Option("Steps before them.", EXECUTION_PANEL)] = 5
+    steps: Annotated[int, Option("Steps to record; a step ends when the optimizer has stepped.", EXECUTION_PANEL)] = 10
+    warmup: Annotated[int, Option("Steps before the recorded ones.", EXECUTION_PANEL)] = 5
 
     def __post_init__(self) -> None:
         check_count("--steps", self.steps, 1, MOST_STEPS)
@@ -40,7 +40,7 @@ OPTION_CLASSES = (ScriptOptions, RecordOptions)
 def record(request: Request) -> int:
     """Record some steps of a training script with the profiler, without changing it.
 
-    Start it under torchrun, once in each rank: torchrun ... -m unsilent timeline record -o DIR SCRIPT ARGUMENTS.
+    Under torchrun, every rank runs it: torchrun ... -m unsilent timeline record -o DIR SCRIPT ARGUMENTS.
     """
     # Ends with a SystemExit that has the exit code of the script, and never returns.
     from unsilent.timeline.recorded_run import RecordedRun

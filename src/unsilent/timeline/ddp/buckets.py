@@ -62,9 +62,9 @@ def recorded_buckets(job: Job, sizes: NDArray[np.int64]) -> RecordedBuckets:
         if sum(map(len, buckets)) < len(sizes):
             carried, whole = human_bytes(int(operations.size[of_pass].sum())), human_bytes(int(sizes.sum()))
             raise UsageError(
-                f"all-reduces of a backward pass that all ranks show carry {carried}, which do not divide its {whole} of "
-                "gradients into buckets; record without a communication hook, parameters that get no gradient, and other "
-                "all-reduces in the backward pass"
+                f"a backward pass has {whole} of gradients, and its all-reduces that all ranks show carry {carried}, which "
+                "cannot be buckets of these gradients; record without a communication hook, without parameters that get no "
+                "gradient, and without other all-reduces in the backward pass"
             )
         every.append(buckets)
         carries[of_pass[places]] = True

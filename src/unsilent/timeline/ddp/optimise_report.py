@@ -163,8 +163,8 @@ def _headline(result: Optimised) -> str:
     ratio = result.ratio(best)
     if ratio.high >= 1:
         return (
-            f"By prediction no buckets are sure to shorten a step ({result.label(best)}: {ratio.low:.3g} to {ratio.high:.3g} "
-            f"times as long as recorded ones, with {100 * ratio.confidence:g} % confidence); keep the recorded ones."
+            f"Whether other buckets shorten a step is not established: with {result.label(best)}, it would take {ratio.low:.3g} "
+            f"to {ratio.high:.3g} times as long as with the recorded ones ({100 * ratio.confidence:g} % confidence); keep these."
         )
     setting = f"DistributedDataParallel(…, {best.arguments})" if best.arguments else "DDP's default"
     return (
@@ -196,7 +196,7 @@ def _table(result: Optimised) -> Table:
     def buckets(settings: DdpSettings) -> str:
         sizes = bucket_sizes(steps, settings)
         least, most = (human_bytes(round(size)) for size in (min(sizes), max(sizes)))
-        return f"{count_text(len(sizes), 'bucket')}, {least} to {most}"
+        return f"{count_text(len(sizes), 'bucket')} of {most if least == most else f'{least} to {most}'}"
 
     heads = (
         Column.text("setting", result.label), Column.text("gradients", result.precision),
@@ -209,10 +209,11 @@ def _notes(result: Optimised) -> Iterator[str]:
     cost = result.cost
     if not cost.grows:
         yield DOES_NOT_GROW
-    yield f"a collective costs {duration_text(cost.latency)} and {duration_text(cost.per_byte * 2**20)} for each MiB"
+    latency, per_mib = duration_text(cost.latency), duration_text(cost.per_byte * 2**20)
+    yield f"predicted time of a collective: {latency}, and {per_mib} more for each MiB"
     for settings in result.shown:
         link_cost, sizes = result.cost_of(settings), bucket_sizes(result.job.steps, settings)
         if link_cost.grows and not link_cost.covers(sizes):
             of = f"{result.label(settings)}, {result.precision(settings)}"
-            yield f"{of}: {beyond_fit(link_cost, sizes)}; give a --system that was measured with --sizes around these"
+            yield f"{of}: {beyond_fit(link_cost, sizes)}; give a --system measured with --sizes around these"
     yield from result.job.notes

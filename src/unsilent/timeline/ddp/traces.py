@@ -71,8 +71,8 @@ class DdpJob:
         if error <= MOST_ERROR:
             return ""
         return (
-            f"the model of DDP misses the recorded steps by {100 * error:.3g} % on average, and is not believed beyond "
-            f"{100 * MOST_ERROR:g} %"
+            f"the model of DDP misses single recorded steps by {100 * error:.3g} % on average (accepted: up to "
+            f"{100 * MOST_ERROR:g} %)"
         )
 
     def ratio(self, predicted: StepSeconds, baseline: StepSeconds) -> Interval:
@@ -117,7 +117,7 @@ def ddp_job(job: Job, cost: LinkCost | None = None) -> DdpJob:
         )
     if has_several_passes(job) or not any("reducer" in name for name in job.operations.names):
         raise UsageError(
-            "the traces show no training under DDP with one backward pass in each step; record one, as buckets are those of DDP"
+            "the traces show no training under DDP with one backward pass in each step; record such a training"
         )
     gradients = {rank: job.gradients.get(rank) for rank in ranks}
     counts = {
@@ -141,7 +141,8 @@ def ddp_job(job: Job, cost: LinkCost | None = None) -> DdpJob:
         sizes[row] = of_rank.size[order].reshape(shape[1:])
     if (sizes != sizes[0, 0]).any() or (sizes < 0).any():
         raise UsageError(
-            "gradients become ready in another order in some steps, or their sizes are unknown; see record_shapes"
+            "gradients become ready in another order in some steps, or their sizes are unknown; record with record_shapes=True, "
+            "and a training that uses its parameters in the same order in every step"
         )
     return _from_times(job, times, sizes[0, 0], cost)
 
@@ -173,7 +174,7 @@ def _from_times(job: Job, times: Floats, sizes: np.ndarray, cost: LinkCost | Non
         cost = fit_link_cost(transfers.size, transfers.seconds)
         apart = float(np.abs(transfers.seconds / cost(transfers.size) - 1).mean())
         notes.append(
-            f"recorded collectives take {100 * apart:.2g} % more or less than the cost fitted to them, on average"
+            f"the times of recorded collectives differ from the cost fitted to them by {100 * apart:.2g} % on average"
         )
     return DdpJob(
         steps,
@@ -189,7 +190,7 @@ def _from_times(job: Job, times: Floats, sizes: np.ndarray, cost: LinkCost | Non
 def _notes(job: Job, buckets: RecordedBuckets) -> Iterator[str]:
     operations, world_size = job.operations, job.world_size or len(job.ranks)
     if ((operations.kind == COLLECTIVE) & (operations.step >= 0) & ~buckets.carries).any():
-        yield "other collectives than those of gradients are taken to last as recorded, with the waits in them"
+        yield "collectives that carry no gradients are assumed to last as recorded, waits included"
     if len(job.ranks) < world_size:
         yield (
             f"{len(job.ranks):,} of {count_text(world_size, 'rank')} {'was' if len(job.ranks) == 1 else 'were'} read: when the "

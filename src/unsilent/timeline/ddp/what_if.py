@@ -29,8 +29,8 @@ LARGEST_BUCKET, MOST_SERVERS = 2**20, 2**20
 """Largest bucket in MiB, and most servers; larger numbers are rejected as typing errors."""
 SIXTEEN_BITS = ("fp16", "bf16")
 DOES_NOT_GROW = (
-    "what a larger collective costs does not show in the measured times; measure the link (unsilent placement measure) and "
-    "pass its file as --system"
+    "in the measured times, larger collectives do not take longer, so what they cost is not known; measure the link (unsilent "
+    "placement measure) and pass its file as --system"
 )
 
 
@@ -80,12 +80,13 @@ class DdpQuestions:
         sizes = share * np.array([float(ddp.steps.sizes[bucket].sum()) for bucket in buckets])
         cost = change(ddp.cost)
         notes.append(
-            f"with the recorded buckets, the model of DDP is off by {100 * ddp.error:+.2g} % from the recorded steps"
+            f"with the recorded buckets, the mean step time by the model of DDP is {100 * abs(ddp.error):.2g} % "
+            f"{'above' if ddp.error > 0 else 'below'} the recorded mean"
         )
         if not cost.grows:
             notes.append(DOES_NOT_GROW)
         elif not cost.covers(sizes):
-            notes.append(f"{beyond_fit(cost, sizes)}; give a --system that was measured with --sizes around these")
+            notes.append(f"{beyond_fit(cost, sizes)}; give a --system measured with --sizes around these")
 
         # Both are functions of the cost, as limits are computed with costs fitted to resampled steps.
         def predicted(fitted: LinkCost) -> Floats:
