@@ -167,8 +167,8 @@ class VerifyOptions:
 
     path: Annotated[Path, CHECKPOINT]
     manifest: Annotated[Path | None, Option(
-        "The manifest.", WORKLOAD_PANEL, default_text="CHECKPOINT.manifest.json")] = None  # fmt: skip
-    fast: Annotated[bool, Option("Compare the fast hash (xxh3-128) only.", WORKLOAD_PANEL)] = False
+        "The manifest to compare with.", WORKLOAD_PANEL, default_text="CHECKPOINT.manifest.json")] = None  # fmt: skip
+    fast: Annotated[bool, Option("Compare the fast hash (xxh3-128) only, not SHA-256.", WORKLOAD_PANEL)] = False
 
 
 def verify(request: Request) -> int:

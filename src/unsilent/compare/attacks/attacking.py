@@ -228,7 +228,7 @@ def calibration_inputs(workload: InferenceWorkload, inputs: Tensor, name: str) -
             return (
                 calibration,
                 attacked,
-                f"calibration: {count_text(len(calibration), 'clean input')} that the workload gives for it",
+                f"calibration: {count_text(len(calibration), 'clean input')} that the workload provides for calibration",
             )
     if len(inputs) < 2:
         raise UsageError(
