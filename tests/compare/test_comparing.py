@@ -40,7 +40,7 @@ def test_a_model_agrees_with_itself():
     assert (found.n, found.changed.estimate, found.measures["identical"].estimate) == (48, 0, 1)
     assert (
         found.report().headline
-        == "The answer changed for none of 48 inputs; it changes for at most 7.4 % of such inputs"
+        == "The answer changed for none of 48 inputs; with 95 % confidence, it changes for at most 7.4 % of such inputs"
     )
     assert found.worst_inputs == ()
 

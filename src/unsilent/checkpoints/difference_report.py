@@ -34,7 +34,7 @@ def difference_report(first: Path, second: Path, differences: Sequence[TensorDif
             findings.append(f"{count_text(len(some), 'file')} not read, {description}: {_names(some)}")
     heads = (
         Column.text("tensor", "name"), Column.text("what", "status"), Column.count("elements"), Column.count("bits"),
-        Column("largest relative change", "number", digits=".3g"), Column.count("first", priority=2),
+        Column("largest relative change", "number", digits=".3g"), Column.count("first index", "first", priority=2),
         Column.text("remark", lambda d: d.remark or None, 1),
     )  # fmt: skip
     fields = ("name", "status", "elements", "bits", "largest_relative_change", "first", "remark")

@@ -18,8 +18,8 @@ INTRODUCTION = (
 )
 
 TITLE = (
-    "signal to noise ratio of outputs: accumulated (own earlier layers), local (the original's inputs), that rounding explains, "
-    "noise floor"
+    "signal to noise ratio (SQNR): accumulated (own earlier layers), local (the original's inputs), expected from rounding, of "
+    "the noise floor"
 )
 
 

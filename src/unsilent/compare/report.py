@@ -63,7 +63,8 @@ def _judges_one_position_of_each_text(result: Comparison) -> bool:
 def _headline(result: Comparison) -> str:
     if not result.records.changed.any():
         limit = upper_bound_text(result.changed.high, 100)
-        return f"The answer changed for none of {count_text(result.n, 'input')}; it changes for at most {limit} % of such inputs"
+        sure, inputs = f"with {100 * result.confidence:g} % confidence", count_text(result.n, "input")
+        return f"The answer changed for none of {inputs}; {sure}, it changes for at most {limit} % of such inputs"
     if result.gained is None:
         share = share_with_limits_text(result.changed)
         return f"Answers changed for {result.records.changed.sum():,} of {count_text(result.n, 'input')}: {share}"

@@ -122,7 +122,7 @@ class ReplayOptions:
 
 
 def replay(request: Request) -> int:
-    """Repeat a saved injection in this checkpoint, or in another one of another format."""
+    """Repeat a saved injection in the same or another checkpoint, also of another format."""
     from unsilent.checkpoints.corrupting import replay
 
     asks, edits = request[ReplayOptions], request[EditOptions]

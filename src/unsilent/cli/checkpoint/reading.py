@@ -135,7 +135,7 @@ class ManifestOptions:
 
 
 def manifest(request: Request) -> int:
-    """Hash every file, so that verify can tell later what has changed; the exit code is 1 if the folder contains links."""
+    """Write hashes of all files, so that verify can tell later what has changed; the exit code is 1 if the folder contains links."""
     from unsilent.checkpoints.editing import refuse_interrupted
     from unsilent.checkpoints.hashes import hash_files, total_bytes
     from unsilent.checkpoints.manifest import make_manifest, manifest_path, not_covered, write_manifest
@@ -172,7 +172,7 @@ class VerifyOptions:
 
 
 def verify(request: Request) -> int:
-    """Compare every byte of a checkpoint with its manifest; the exit code is 1 if something has changed or is not covered."""
+    """Compare every byte of a checkpoint with its manifest; the exit code is 1 if something changed or is not in the manifest."""
     from unsilent.basics.sizes import human_bytes
     from unsilent.checkpoints.checkpoint_files import CheckpointFiles
     from unsilent.checkpoints.editing import refuse_interrupted
