@@ -135,7 +135,7 @@ class ManifestOptions:
 
 
 def manifest(request: Request) -> int:
-    """Write hashes of all files, so that verify can tell later what has changed; the exit code is 1 if the folder contains links."""
+    """Hash all files into a manifest, so that verify can tell what changed; the exit code is 1 if the folder contains links."""
     from unsilent.checkpoints.editing import refuse_interrupted
     from unsilent.checkpoints.hashes import hash_files, total_bytes
     from unsilent.checkpoints.manifest import make_manifest, manifest_path, not_covered, write_manifest
