@@ -58,14 +58,14 @@ def test_diff_of_nothing_in_common_is_not_equality(other, tmp_path, capsys):
     torch.save({"a": torch.ones(2)}, tmp_path / "one.pt")
     torch.save(other, tmp_path / "other.pt")
     code, text = report(capsys, "diff", tmp_path / "one.pt", tmp_path / "other.pt")
-    assert (code, "All 0" in text, "no tensor or number that both have" in text) == (1, False, True)
+    assert (code, "All 0" in text, "No tensor or number is in both checkpoints" in text) == (1, False, True)
 
 
 def test_diff_names_what_it_could_not_compare(tmp_path, capsys):
     torch.save({"a": torch.ones(2), "z": torch.ones(2, dtype=torch.complex64).conj()}, tmp_path / "one.pt")
     code, text = report(capsys, "diff", tmp_path / "one.pt", tmp_path / "one.pt")
     assert code == 1
-    assert "1 of 2 tensors and numbers that both have are identical; 1 could not be compared" in text
+    assert "1 of 2 tensors and numbers in both checkpoints are identical; 1 could not be compared" in text
     assert "could not be compared: `model/z`" in text
 
 
@@ -73,7 +73,7 @@ def test_diff_compares_objects_by_all_that_the_file_says_of_them(tmp_path, capsy
     for name, value in (("one", np.arange(3)), ("same", np.arange(3)), ("other", np.arange(1, 4))):
         torch.save({"a": torch.ones(2), "numpy": value}, tmp_path / f"{name}.pt")
     code, text = report(capsys, "diff", tmp_path / "one.pt", tmp_path / "same.pt")
-    assert (code, "All 2 tensors, numbers and objects that both have are identical" in text) == (0, True)
+    assert (code, "All 2 tensors, numbers and objects in both checkpoints are identical" in text) == (0, True)
     assert report(capsys, "diff", tmp_path / "one.pt", tmp_path / "other.pt")[0] == 1
 
 

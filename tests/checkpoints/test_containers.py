@@ -227,7 +227,7 @@ def test_the_command_finds_a_copy_equal_and_names_what_only_one_file_has(contain
     MODEL_CONTAINERS[container](net, tmp_path / "copy.pt")
     assert diff(whole, tmp_path / "copy.pt")[0] == 0
     code, shown = diff(whole, files["state dict"][0])
-    assert "9 tensors and numbers that both have are identical" in shown
+    assert "9 tensors and numbers in both checkpoints are identical" in shown
     with Checkpoint(whole) as checkpoint:
         only = [t for t in checkpoint.tensors.values() if not is_tensor(t)]
     assert code == bool(only)

@@ -105,7 +105,9 @@ def test_those_without_a_step_are_ordered_by_time_and_that_is_said(tmp_path):
     result = unsilent.last_good_checkpoint(tmp_path)
     assert [c.path.name for c in result.checkpoints] == ["new.pt", "middle.pt", "old.pt"]
     shown = in_process("checkpoint", "last-good", tmp_path, "--plain").stdout
-    assert "3 checkpoints have no step, and are ordered by the time of their last change, after those with one" in shown
+    assert (
+        "3 checkpoints have no known step, and are listed after those with one, by the time of the last change" in shown
+    )
     # Nobody knows whether these are older than a step.
     assert last_good(tmp_path, before_step=5) == (None, None, "")
 

@@ -243,12 +243,17 @@ def test_every_fifth_input_calibrates_and_the_report_says_so():
 
 def test_a_terminal_says_what_was_attacked(file):
     shown = " ".join(typed(file, "int8", "--eps", "8/255", "--steps", "3", "--samples", "20").stdout.split())
-    assert shown.startswith("Evasive at any step: diva ")
+    assert ": any step: diva " in shown
     assert "; last step: diva " in shown
-    assert "(of 20 inputs that the original, the deployed model and its twin get right)" in shown
+    assert shown.startswith(
+        "Of 20 inputs that the original, the deployed model and its twin get right, attacks made evasive ("
+    )
     assert "diva on own.py:make, int8" in shown
     assert "right without an attack: the original 100 % [" in shown
-    assert "the twin whose gradients are attacked answers as the deployed model for 100 % [" in shown
+    assert (
+        "the twin, a differentiable copy whose gradients the attacks use, answers like the deployed model for 100 % ["
+        in shown
+    )
     assert "of clean inputs: whitebox" in shown
     assert "2 of 2 layers with weights are quantised, 94.8 % of the parameters" in shown
     assert "due to its objective" not in shown

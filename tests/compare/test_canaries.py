@@ -130,7 +130,7 @@ def test_weights_that_differ_are_said_to_change_no_bit_only_where_they_do_not(fi
         replace(load_canaries(file), weights="of a weight that no answer depends on"), model, model=model
     )
     assert same.report().findings == (
-        "The weights differ from those that the canaries were made with, but every answer has the bits that it had.",
+        "The weights differ from those that the canaries were made with, but every answer has the stored bits.",
     )
 
 
@@ -174,7 +174,7 @@ def test_a_device_that_computes_otherwise_is_told_from_changed_weights(file):
     model = Net().eval()
     result = check_canaries(load_canaries(file), lambda batch: model(batch) * 1.01, model=model)
     assert result.exit_code == 1
-    assert "The weights have the bits that they had" in result.report().findings[0]
+    assert "The weights have the stored bits" in result.report().findings[0]
 
 
 def test_outputs_alone_can_be_checked(file):

@@ -76,7 +76,7 @@ def test_it_ends_where_nothing_that_is_left_would_tell_much(tmp_path):
     assert (found.conclusion, len(found.answered)) == (Conclusion.HEALTHY, 3)
     left = len(executable(found.ranked, found.executed))
     assert left > 1
-    assert f"in 3 queries of 3 kinds; not run, as little was expected of them: {left} queries" in str(Triage(found, 5))
+    assert f"by 3 queries of 3 kinds; not run, as little was expected of them: {left} queries" in str(Triage(found, 5))
     assert len(investigate(path, is_run=True, order=Fixed(0.03, least_gain=0.02)).answered) > 3
 
 
@@ -131,7 +131,7 @@ def test_a_model_orders_the_queries_of_the_command(tmp_path, model):
     healthy = next(one for one in labels.collection(2, 100) if one.planned.family == HEALTHY)
     done = in_process("triage", healthy.folder, "--model", tmp_path / "m.npz", "--run", "--plain")
     assert done.returncode == 0, done.stderr
-    assert "that is likely a fault was found" in done.stdout or "that was looked for was found" in done.stdout
+    assert "that is likely a fault was found by" in done.stdout or "Nothing was found by" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_a_state_that_steps_were_executed_again_for_is_no_cause(tmp_path):
     write_record(path / "rank0", replace(part, state_since=87))
     finding = ask(path, "inspect-state")
     assert finding.outcome is Outcome.DIFFERS
-    assert "executed again from step 87 on" in finding.text
+    assert "executed again on the same device, from step 87 on" in finding.text
 
 
 @pytest.mark.parametrize("label", [-100, -1, None])

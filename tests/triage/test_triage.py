@@ -212,7 +212,7 @@ def test_nothing_found_claims_what_was_looked_for_and_no_more(tmp_path):
     made.folder(tmp_path, 2)
     done = in_process("triage", tmp_path, "--order", "runbook", "--run", "--plain")
     assert done.returncode == 0, done.stderr
-    assert "Nothing that was looked for was found, in 7 queries" in done.stdout
+    assert "Nothing was found by 7 queries" in done.stdout
     assert "healthy" not in done.stdout
 
 
@@ -253,7 +253,7 @@ def test_tools_prints_the_catalogue_without_an_incident():
     [
         (("triage",), "no folder was given"),
         (("triage", "nowhere"), "nowhere"),
-        (("triage", "."), "where no alarm wrote one, unsilent triage collect does"),
+        (("triage", "."), "if no alarm wrote one, make it with unsilent triage collect"),
         (("triage", ".", "--top", 0), "--top is 0"),
         (("triage", "query", "onset", "."), "unknown query 'onset'"),
         (("triage", "query", "find-onset", ".", "--steps", "9"), "--steps is '9'"),

@@ -100,7 +100,7 @@ class Checkpoint(Closing):
         """
         result = self.tensors.get(name.removeprefix("file:"))
         if result is None:
-            raise unknown_name_error(f"tensor in {self.path}", name.removeprefix("file:"), self.tensors)
+            raise unknown_name_error(f"tensor in {self.path}:", name.removeprefix("file:"), self.tensors)
         return result
 
     def select(self, globs: Sequence[str] = (), sections: Sequence[str] = ()) -> list[StoredTensor]:
@@ -113,11 +113,11 @@ class Checkpoint(Closing):
         """
         known = {tensor.section for tensor in self.tensors.values()}
         for section in sections:
-            check_name(f"section in {self.path}", section, known)
+            check_name(f"section in {self.path}:", section, known)
         result = [t for t in self.tensors.values() if not sections or t.section in sections]
         for glob in globs:
             if not any(fits(tensor, glob) for tensor in result):
-                raise unknown_name_error(f"tensor in {self.path}", glob, [t.name for t in result])
+                raise unknown_name_error(f"tensor in {self.path}:", glob, [t.name for t in result])
         return [t for t in result if not globs or any(fits(t, glob) for glob in globs)]
 
     def read(self, tensor: StoredTensor, elements: Ints) -> Array:

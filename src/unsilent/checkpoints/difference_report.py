@@ -34,7 +34,7 @@ def difference_report(first: Path, second: Path, differences: Sequence[TensorDif
             findings.append(f"{count_text(len(some), 'file')} not read, {description}: {_names(some)}")
     heads = (
         Column.text("tensor", "name"), Column.text("what", "status"), Column.count("elements"), Column.count("bits"),
-        Column("largest relative change", "number", digits=".3g"), Column.count("first", priority=2),
+        Column("largest relative change", "number", digits=".3g"), Column.count("first index", "first", priority=2),
         Column.text("remark", lambda d: d.remark or None, 1),
     )  # fmt: skip
     fields = ("name", "status", "elements", "bits", "largest_relative_change", "first", "remark")
@@ -58,18 +58,18 @@ def _headline(values: Sequence[TensorDifference], elements: int, bits: int) -> s
     noun = "tensors, numbers and objects" if any(d.kind == "object" for d in both) else "tensors and numbers"
     rest = f"; {unread:,} could not be compared" if unread else ""
     if not both:
-        return "There is no tensor or number that both have."
+        return "No tensor or number is in both checkpoints."
     if differ:
         kinds = f"; {other_type:,} have another dtype or shape" if other_type else ""
         return (
-            f"{len(differ):,} of {len(both):,} {noun} that both have differ: {count_text(elements, 'element')}, "
+            f"Of {len(both):,} {noun} in both checkpoints, {len(differ):,} differ: in {count_text(elements, 'element')}, "
             f"{count_text(bits, 'bit')}{kinds}{rest}."
         )
     if unread == len(both):
-        return f"None of the {len(both):,} {noun} that both have could be compared."
+        return f"None of the {len(both):,} {noun} in both checkpoints could be compared."
     if unread:
-        return f"{len(both) - unread:,} of {len(both):,} {noun} that both have are identical{rest}."
-    return f"All {len(both):,} {noun} that both have are identical."
+        return f"{len(both) - unread:,} of {len(both):,} {noun} in both checkpoints are identical{rest}."
+    return f"All {len(both):,} {noun} in both checkpoints are identical."
 
 
 def _names(names: Sequence[str]) -> str:

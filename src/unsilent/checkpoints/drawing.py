@@ -44,7 +44,7 @@ class DrawOptions:
 
     def __post_init__(self) -> None:
         if not 0 <= self.probability <= 1:
-            raise UsageError(f"probability {self.probability} is not between 0 and 1")
+            raise UsageError(f"the probability is {self.probability:g}; expected a number from 0 to 1")
 
 
 def corruptible(checkpoint: Checkpoint, globs: Sequence[str] = (), sections: Sequence[str] = ()) -> list[Region]:

@@ -79,8 +79,8 @@ def inspection_report(
     far = [name for name, v in known.items() if v.extreme]
     # Integers cannot be NaN or infinite, so they need not be read.
     unread = [t.name for t in tensors if t.name not in known and t.numel and not (_is_integer(t) and t.is_readable)]
-    findings = [f"`{name}` has {known[name].nonfinite:,} values that are NaN or infinite" for name in bad[:10]] + [
-        f"`{name}` has {known[name].extreme:,} values beyond ±{EXTREME:g}" for name in far[:10]
+    findings = [f"`{name}` has {count_text(known[name].nonfinite, 'NaN or infinite value')}" for name in bad[:10]] + [
+        f"`{name}` has {count_text(known[name].extreme, 'value')} beyond ±{EXTREME:g}" for name in far[:10]
     ]
     for names, noun, description in (
         (unread, "tensor", "with values that were not read"),
@@ -101,7 +101,7 @@ def inspection_report(
             Column.text("value", lambda number: str(number.value)),
             Column("can be edited", of=lambda number: "no" if number.reason_not_editable else "yes", priority=1),
         )
-        lead = "Numbers that are no tensors, such as learning rates and counters."
+        lead = "Numbers that are not tensors, such as learning rates and counters."
         sections.append(Section("Numbers", lead, (Table.of(numbers, heads, "Numbers"),)))
     machine = (
         *map(Column, ("name", "section", "dtype")),
@@ -131,7 +131,8 @@ def _claim(known: dict[str, Values], unread: int) -> str:
     bad = sum(1 for v in known.values() if v.nonfinite)
     far = sum(1 for v in known.values() if v.extreme)
     if bad or far:
-        return f"; tensors with values that are NaN or infinite: {bad:,}, with values beyond ±{EXTREME:g}: {far:,}"
+        bad_text, far_text = count_text(bad, "tensor"), count_text(far, "tensor")
+        return f"; {bad_text} with NaN or infinite values, {far_text} with values beyond ±{EXTREME:g}"
     if not known:
         return "; no values were read" if unread else "; no floating-point values"
     whose = f" in the {len(known):,} of {len(known) + unread:,} tensors that were read" if unread else ""
@@ -150,7 +151,7 @@ def _section(name: str, tensors: list[StoredTensor], known: dict[str, Values]) -
     heads = [
         Column.text("tensor", lambda tensor: tensor.name.partition("/")[2]),
         Column.text("dtype", priority=1),
-        Column.text("shape", lambda tensor: "×".join(map(str, tensor.shape)) or "one"),
+        Column.text("shape", lambda tensor: "×".join(map(str, tensor.shape)) or "scalar"),
         Column.count("not finite", _value_of(known, "nonfinite")),
         Column.count("extreme", _value_of(known, "extreme")),
         Column("largest", "number", digits=".3g", priority=2, of=_value_of(known, "largest")),

@@ -116,8 +116,8 @@ class LastGood(Shown):
             findings.append(f"written at step {self.before_step} or later: {names}")
         if unknown:
             findings.append(
-                f"{count_text(len(unknown), 'checkpoint')} {'has' if len(unknown) == 1 else 'have'} no step, and "
-                f"{'is' if len(unknown) == 1 else 'are'} ordered by the time of their last change, after those with one"
+                f"{count_text(len(unknown), 'checkpoint')} {'has' if len(unknown) == 1 else 'have'} no known step, and "
+                f"{'is' if len(unknown) == 1 else 'are'} listed after those with one, by the time of the last change"
                 + ("" if self.before_step is None else "; whether they are older than the fault is not known")
             )
         columns = (

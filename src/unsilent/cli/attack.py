@@ -43,16 +43,18 @@ class AttackOptions:
         missing_error=f"no adapter was given; {USAGE}")]  # fmt: skip
     attack: Annotated[str, Option(
         "diva, apgd-diva, pgd, apgd-ce, apgd-dlr, pgd-original or noise.", FAULTS_PANEL)] = "diva"  # fmt: skip
-    loss: Annotated[str, Option("How DIVA measures that a model is sure: prob, logprob or margin.", FAULTS_PANEL)] = (
+    loss: Annotated[str, Option("How DIVA measures how sure a model is: prob, logprob or margin.", FAULTS_PANEL)] = (
         "logprob"
     )
     c: Annotated[float, Option("Weight of the adapted model in DIVA's objective.", FAULTS_PANEL)] = 1.0
-    temperature: Annotated[float, Option("What DIVA divides class scores by.", FAULTS_PANEL)] = 1.0
+    temperature: Annotated[float, Option("DIVA divides class scores by this number.", FAULTS_PANEL)] = 1.0
     eps: Annotated[str, Option(
-        "Largest change of a number of an input, as a share of the valid range.", FAULTS_PANEL)] = "8/255"  # fmt: skip
+        "Largest change of each value of an input, as a share of the valid range.", FAULTS_PANEL)] = "8/255"  # fmt: skip
     steps: Annotated[int, Option("Steps of each restart.", FAULTS_PANEL)] = 20
-    restarts: Annotated[int, Option("How often inputs that withstood are tried again.", FAULTS_PANEL)] = 1
-    random_start: Annotated[bool, Option("Begin at a random input of those allowed.", FAULTS_PANEL)] = False
+    restarts: Annotated[
+        int, Option("Runs of the attack; each further run takes the inputs that withstood.", FAULTS_PANEL)
+    ] = 1
+    random_start: Annotated[bool, Option("Begin at a random point within --eps of the input.", FAULTS_PANEL)] = False
     samples: Annotated[int | None, Option(
         "Inputs to attack.", EXECUTION_PANEL, default_text="those that all three models get right")] = None  # fmt: skip
     options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()

@@ -28,7 +28,7 @@ class MakeOptions:
         str,
         Option("The workload: built in, file.py:name, package.module:name or hf:DIR.", "", missing_error=NO_WORKLOAD),
     ]
-    count: Annotated[int, Option("How many canaries.", WORKLOAD_PANEL, "count", short_flag="k")] = 16
+    count: Annotated[int, Option("Number of canaries.", WORKLOAD_PANEL, "count", short_flag="k")] = 16
     choice: Annotated[
         str,
         Option("boundary (nearest to another answer), random, or constructed (moved close to another answer).", WORKLOAD_PANEL),
@@ -45,18 +45,18 @@ class MakeOptions:
 class CheckOptions:
     """Options of ``unsilent canaries check``."""
 
-    file: Annotated[Path, Option("A file of unsilent canaries make.", "", missing_error=NO_FILE)]
+    file: Annotated[Path, Option("A file that unsilent canaries make wrote.", "", missing_error=NO_FILE)]
     model: Annotated[
         str,
         Option("A workload, a checkpoint, or an adapter such as int8.", "", missing_error=NO_MODEL),
     ]
     compare: Annotated[
         str,
-        Option("bits, labels, or the largest difference allowed, as a part of a tensor's largest value.", WORKLOAD_PANEL),
+        Option("bits, labels, or the largest allowed difference, as a share of a tensor's largest magnitude.", WORKLOAD_PANEL),
     ] = "bits"  # fmt: skip
     workload: Annotated[
         str | None,
-        Option("The workload whose model a checkpoint or an adapter is of.", WORKLOAD_PANEL, default_text="that of the canaries"),
+        Option("The workload that a checkpoint or an adapter belongs to.", WORKLOAD_PANEL, default_text="that of the canaries"),
     ] = None  # fmt: skip
     options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
     data: Annotated[str | None, DATA] = None

@@ -26,12 +26,12 @@ class TriageOptions:
     folder: Annotated[Path | None, Option(
         "Folder of an incident, or of the events of a job with one incident.", "", metavar="INCIDENT",
         is_argument=True)] = None  # fmt: skip
-    top: Annotated[int, Option("Queries to run next that are shown.", OUTPUT_PANEL)] = 5
+    top: Annotated[int, Option("How many of the queries to run next are shown.", OUTPUT_PANEL)] = 5
     run: Annotated[bool, Option(
-        "Execute queries until a finding is believed, or no query is left that would tell much.",
+        "Execute queries until a finding is believed, or no remaining query is expected to tell much.",
         EXECUTION_PANEL)] = False  # fmt: skip
     order: Annotated[str, Option(
-        "What orders queries: learned, a trained model; or runbook, rules by hand.", EXECUTION_PANEL,
+        "What orders the queries: learned (a trained model) or runbook (hand-written rules).", EXECUTION_PANEL,
         metavar="ORDER")] = "learned"  # fmt: skip
     model: Annotated[Path | None, Option(
         "The trained model, written by unsilent triage train.", EXECUTION_PANEL,
@@ -65,8 +65,8 @@ class FarmOptions:
     folder: Annotated[Path, Option("Folder of the collection.", "", missing_error=(
         "no folder was given; give one for the collection, such as incidents"))]  # fmt: skip
     incidents: Annotated[int, Option("Simulated incidents.", WORKLOAD_PANEL)] = 600
-    real: Annotated[int, Option("Incidents of two real processes besides.", WORKLOAD_PANEL)] = 0
-    seed: Annotated[int, Option("Of all that is drawn.", WORKLOAD_PANEL)] = 1
+    real: Annotated[int, Option("Further incidents, of two real processes.", WORKLOAD_PANEL)] = 0
+    seed: Annotated[int, Option("Seed of everything that is drawn.", WORKLOAD_PANEL)] = 1
     workers: Annotated[int, Option("Processes that simulate; incidents do not depend on it.", EXECUTION_PANEL)] = 1
 
 
@@ -77,14 +77,14 @@ class CollectOptions:
     job: Annotated[Path, Option(
         "Folder of a job, or of an incident in one.", "", metavar="JOBDIR",
         missing_error="no folder was given; give that of a job, in which its logs and traces are")]  # fmt: skip
-    output: Annotated[Path | None, output_option("Folder of the incident, which is written.", metavar="DIR")] = None
+    output: Annotated[Path | None, output_option("Folder to write the incident to.", metavar="DIR")] = None
     step: Annotated[int | None, Option(
-        "The step in which something is wrong, where no alarm says it.", WORKLOAD_PANEL,
+        "The step in which something went wrong, if no alarm recorded one.", WORKLOAD_PANEL,
         default_text="the last one that a trace or a log names")] = None  # fmt: skip
     earlier: Annotated[Path | None, Option(
         "File with the settings of an earlier job that went well.", WORKLOAD_PANEL, metavar="FILE")] = None  # fmt: skip
     report: Annotated[str | None, Option(
-        "What somebody saw, in words, or a file of it.", WORKLOAD_PANEL, metavar="TEXT|FILE")] = None  # fmt: skip
+        "What somebody observed: a text, or a file that contains it.", WORKLOAD_PANEL, metavar="TEXT|FILE")] = None  # fmt: skip
 
     def __post_init__(self) -> None:
         if self.output is None:

@@ -46,7 +46,7 @@ def make_overview_app(first_word: str, root: Callable[..., None]) -> typer.Typer
     """The typer application that lists all commands, or those whose name begins with ``first_word``."""
     app = typer.Typer(**SETTINGS, cls=Overview)
     if first_word:
-        app.callback(help=f"Commands that begin with unsilent {first_word}.")(root)
+        app.callback(help=f"The commands of unsilent {first_word}.")(root)
     else:
         app.callback()(root)
     for group, name, text in summaries(first_word):

@@ -82,7 +82,7 @@ class CanaryCheck(Shown):
             sections=(Section("Canaries", "Each stored input was answered again.", (table,)),),
             facts=(("Model", name), ("Choice of inputs", self.choice), ("Compared", by),
                    ("Weights", weights[self.weights_are_the_same])),
-            notes=("a relative difference is a part of the largest magnitude that is stored for the same tensor and input",),
+            notes=("relative difference: the difference divided by the largest magnitude stored for the same tensor and input",),
             further_json={"changed": self.changed, "canaries": len(self.rows), "weights_are_the_same": self.weights_are_the_same},
         )  # fmt: skip
 
@@ -102,7 +102,7 @@ class CanaryCheck(Shown):
         findings = []
         if self.changed and self.weights_are_the_same:
             findings.append(
-                "The weights have the bits that they had, so the device, the software or code of the model computes otherwise."
+                "The weights have the stored bits, so the device, the software or the code of the model computes differently."
             )
         differing = [row for row in self.rows if row.bits_differ]
         if not self.changed and self.weights_are_the_same is False:
@@ -116,5 +116,5 @@ class CanaryCheck(Shown):
         return findings
 
 
-SAME_BITS = "every answer has the bits that it had"
+SAME_BITS = "every answer has the stored bits"
 _BY = {"bits": "bit for bit", "labels": "by label"}

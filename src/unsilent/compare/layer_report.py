@@ -17,6 +17,11 @@ INTRODUCTION = (
     "itself on the first batch, run again, with other threads and in two halves; the largest difference counts."
 )
 
+TITLE = (
+    "signal to noise ratio (SQNR): accumulated (own earlier layers), local (the original's inputs), expected from rounding, of "
+    "the noise floor"
+)
+
 
 def layer_sections(result: LayerComparison) -> tuple[Section, ...]:
     """Sections of a report on the layers, or none if no layer could be read."""
@@ -25,7 +30,9 @@ def layer_sections(result: LayerComparison) -> tuple[Section, ...]:
     named = {suspect.layer for suspect in result.suspects}
     if result.first_difference is not None:
         named.add(result.first_difference.name)
-    table = Table.of(result.rows, _columns(result), "", lambda row: row.name in named, terminal_rows=20, sortable=True)
+    table = Table.of(
+        result.rows, _columns(result), TITLE, lambda row: row.name in named, terminal_rows=20, sortable=True
+    )
     return (Section("Layers", INTRODUCTION, (table,)),)
 
 
@@ -44,7 +51,7 @@ def layer_findings(result: LayerComparison) -> Iterator[str]:
     elif result.differs_everywhere:
         yield from _suspect_findings(result)
     elif beyond is None:
-        yield f"outputs have other bits from layer {first.name} on, and no layer differs by more than its noise floor"
+        yield f"outputs have different bits from layer {first.name} on, but differ in no layer by more than its noise floor"
     else:
         yield f"outputs first differ by more than the noise floor in layer {beyond.name}: {_place_text(beyond)}"
     if result.quantised:
@@ -59,17 +66,23 @@ def _suspect_findings(result: LayerComparison) -> Iterator[str]:
         yield "suspects are looked for in convolutions and linear layers, of which there are none"
     elif result.has_other_weights:
         yield (
-            f"of {count_text(len(products), 'convolution or linear layer')}, {len(result.other_weights)} are too far from the "
-            "original's, in their weights or given the same inputs: the weights are not a rounding of the original's, and no "
-            "suspect can be told"
+            f"of {count_text(len(products), 'convolution or linear layer')}, {len(result.other_weights)} differ so much from the "
+            "original's, in their weights or in their outputs for the same inputs, that their weights are no rounded copy of the "
+            "original's; so no suspect can be named"
         )
         return
     elif not result.suspects:
         norms = count_text(len(result.judged_norms), "layer")
-        also = f" and {norms} with vectors as parameters" if result.judged_norms else ""
-        yield f"of {count_text(len(products), 'convolution or linear layer')}{also}, none is a suspect"
+        also = f" and {norms} whose parameters are vectors" if result.judged_norms else ""
+        yield (
+            f"of {count_text(len(products), 'convolution or linear layer')}{also}, none is a suspect, which would "
+            "differ more than its quantisation and the other layers explain"
+        )
     most = "most convolutions and linear layers" if products else "most layers with parameters"
-    yield f"{most} differ given the same inputs, as after quantisation or pruning, so that no first one is named"
+    yield (
+        f"given the same inputs, {most} have other outputs than the original's, as after quantisation or pruning, so that no "
+        "first differing layer is named"
+    )
     if any(noise.weight_step is None for noise in products):
         yield "scales of some layers cannot be read: what is usual there comes from the errors of the other layers alone"
 
@@ -101,7 +114,7 @@ def _suspect_text(suspect: Suspect) -> str:
 
 def _place_text(row: LayerRow) -> str:
     if row.local is None:
-        return f"in it or since the layer before (it could not be run alone: {row.local_problem})"
+        return f"in this layer or between the previous layer and it (it could not be run alone: {row.local_problem})"
     if row.local.has_same_bits:
         return "given the same inputs it is identical, so the difference comes from what is computed before it"
     return (

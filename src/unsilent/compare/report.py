@@ -63,7 +63,8 @@ def _judges_one_position_of_each_text(result: Comparison) -> bool:
 def _headline(result: Comparison) -> str:
     if not result.records.changed.any():
         limit = upper_bound_text(result.changed.high, 100)
-        return f"No answer changed for {count_text(result.n, 'input')}: in at most {limit} % of such inputs one does"
+        sure, inputs = f"with {100 * result.confidence:g} % confidence", count_text(result.n, "input")
+        return f"The answer changed for none of {inputs}; {sure}, it changes for at most {limit} % of such inputs"
     if result.gained is None:
         share = share_with_limits_text(result.changed)
         return f"Answers changed for {result.records.changed.sum():,} of {count_text(result.n, 'input')}: {share}"
@@ -147,17 +148,20 @@ def _findings(result: Comparison) -> Iterator[str]:
     if (runs := text.greedy) is not None:
         differ = runs.first_differences
         places = (min(differ) + 1, int(np.median(differ)) + 1) if differ else ()
-        where = "; the first difference is at token {}, in the median at {}".format(*places) if places else ""
+        where = "; the earliest first difference is at token {}, the median one at {}".format(*places) if places else ""
         yield f"Greedy runs of {runs.tokens} tokens differ for {len(differ):,} of {count_text(runs.prompts, 'prompt')}{where}."
 
 
 def _notes(result: Comparison) -> Iterator[str]:
     yield (
-        f"limits: {100 * result.confidence:g} % intervals, each alone, for inputs drawn at random from those that the models "
-        "will get; inputs that were chosen say nothing of others"
+        f"limits: {100 * result.confidence:g} % intervals, each for its own number; they hold for inputs drawn at random from "
+        "those that the models will get, not for chosen ones"
     )
-    yield "changed: another answer by the judge, also one wrong answer in place of another"
-    yield "whether a model repeats its outputs was tried on batch 0 only"
+    sides = (
+        "" if result.gained is None else "; lost: only the original is right; gained: only the deployed model is right"
+    )
+    yield f"changed: by the judge, the two models answer differently, even if both are wrong{sides}"
+    yield "that each model gives the same outputs when it is run again was checked on batch 0 only"
     if _judges_one_position_of_each_text(result):
         yield "changed, lost and gained answers are those for the token after the last one of each text that is no padding"
     if result.language is not None and (problem := result.language.without_greedy):
@@ -167,9 +171,10 @@ def _notes(result: Comparison) -> Iterator[str]:
         yield "no labels are known: a changed answer counts as lost"
     if result.records.overlap is not None:
         yield (
-            "confidence delta: by how much the probability of the class differs; "
+            "confidence delta: difference of the probabilities of the class; "
             f"top-k overlap: share of at most {MOST_OVERLAP} of the most likely classes that both models name; "
-            "JS divergence: share of its largest value, 1 bit; KL in nats, of the deployed model from the original"
+            "JS divergence: as a share of its largest possible value, 1 bit; KL divergence: in nats, of the deployed model from "
+            "the original"
         )
 
 
@@ -209,7 +214,7 @@ def _worst(result: Comparison) -> Section:
             picture["layout"]["title"] = {"text": f"input {number}: {title}", "font": {"size": 12}}
             pictures.append(Plot(f"input-{number}", f"Input {number}: {title}", picture))
     every = [*(SideBySide(tuple(pictures[i : i + 4])) for i in range(0, len(pictures), 4)), *parts]
-    lead = "Lost answers first, then changed ones, then by how far the outputs lie apart."
+    lead = "Lost answers first, then changed ones, then those whose outputs differ most."
     return Section("Worst inputs", lead, tuple(every))
 
 

@@ -172,8 +172,8 @@ def find_incident(path: Path) -> Path:
             f"{path} has {len(incidents)} incidents; give one of {listed((str(folder) for folder in incidents), 8)}"
         )
     raise UsageError(
-        f"there is no incident in {path}; expected a folder with {INCIDENT_FILE}, or one that has it in {FOLDER}/; "
-        "where no alarm wrote one, unsilent triage collect does"
+        f"there is no incident in {path}; expected a folder with {INCIDENT_FILE}, or one that holds an incident in {FOLDER}/; "
+        "if no alarm wrote one, make it with unsilent triage collect"
     )
 
 

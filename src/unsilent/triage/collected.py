@@ -19,11 +19,11 @@ COMMANDS = {
     parts.FLIGHT_FOLDER: "unsilent timeline record -o job/traces train.py; of a job that hangs: see docs/howto/find-hang.md",
     parts.LOG_FILE: "torchrun --log-dir job/logs --redirects 3 … train.py",
     CHECKPOINTS: "unsilent checkpoint manifest job/CHECKPOINT",
-    parts.CONFIGURATION_FILE: "save the settings of the job as job/config.json; --earlier FILE names those of one that went well",
+    parts.CONFIGURATION_FILE: "save the settings of the job as job/config.json; --earlier FILE gives those of an earlier job",
 }
 """Commands that create parts of an incident in the folder of a job, `job`."""
 HOW_TO_RECORD = [
-    *(f"to have {part}: {command}" for part, command in COMMANDS.items()), "then: unsilent triage collect job -o DIR",
+    *(f"to get {part}: {command}" for part, command in COMMANDS.items()), "then: unsilent triage collect job -o DIR",
 ]  # fmt: skip
 
 
@@ -63,12 +63,14 @@ class Collected(Shown):
         rows = [{"part": part.name, "from": part.source, "problem": part.problem} for part in self.parts]
         problems = [f"{part.name}: {part.problem}" for part in self.parts if part.problem]
         absent = [SERIES] * self.is_new + [part.name for part in self.parts if not part.source and not part.problem]
-        how = [f"to have {name}: {COMMANDS[name]}" for name in absent]
+        how = [f"to get {name}: {COMMANDS[name]}" for name in absent]
         taken = count_text(sum(bool(part.source) for part in self.parts), "optional part")
         kind = f"A new incident of step {self.incident.step:,}" if self.is_new else f"A copy of {self.incident.since}"
         headline = f"{kind} with {taken} was written; next: unsilent triage {self.folder}"
         if self.is_new and not any(part.source for part in self.parts):
-            headline = f"Nothing that queries read was found in {self.job}; how to record it is said below"
+            headline = (
+                f"{self.job} holds no files that debugging queries read; how to record such files is listed below"
+            )
         columns = (Column.text("part"), Column.text("from"))
         return Report(
             "unsilent/triage-collect/1", "triage collect", "Collected incident", headline, Table.of(rows, columns),

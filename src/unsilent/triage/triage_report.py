@@ -53,12 +53,12 @@ class Triage(Shown):
             text = f"{finding.place}: {finding.kind.value if finding.kind else finding.text}"
             return f"Localised: {text}" if is_one else f"Found: {text}; {finding.text}"
         if not investigation.is_run and not investigation.bundle.has_telemetry():
-            return "No query can be answered from this folder; how to record and collect what they read stands below"
+            return "No query can be answered from this folder; what queries need, and how to record it, is listed below"
         if not investigation.is_run:
             first = investigation.left[0]
             return f"Run first: {first.query.name} ({first.reason})"
         if investigation.conclusion is Conclusion.UNANSWERED:
-            return "No query could be answered from this folder; what is missing stands below"
+            return "No query could be answered from this folder; what is missing is listed below"
         findings = [executed.finding for executed in investigation.executed if _is_found(executed.finding)]
         if investigation.conclusion is Conclusion.NOT_LOCALISED:
             return f"Not localised: {max(investigation.executed, key=lambda executed: executed.belief).finding.text}"
@@ -67,9 +67,10 @@ class Triage(Shown):
         left = len(executable(investigation.ranked, investigation.executed))
         not_run = f"; not run, as little was expected of them: {_queries_text(left)}" if left else ""
         if not findings:
-            return f"Nothing that was looked for was found, in {queries}{not_run}"
-        doubted = f"{count_text(len(findings), 'finding')}, all doubted"
-        return f"Nothing that is likely a fault was found, in {queries}: {doubted}{not_run}"
+            return f"Nothing was found by {queries}{not_run}"
+        doubted = "which is doubted" if len(findings) == 1 else "all of which are doubted"
+        found = f"{count_text(len(findings), 'finding')}, {doubted}"
+        return f"Nothing that is likely a fault was found by {queries}; {found}{not_run}"
 
     def _findings(self) -> list[str]:
         findings = [executed.finding for executed in self.investigation.executed]
@@ -85,7 +86,7 @@ class Triage(Shown):
                 Column.text("found", "finding.text"), Column("belief", "number", digits=".2f", of="belief"),
                 Column("took", "number", "s", digits=".2g", of="seconds"), Column.text("why", "query.reason", 1),
             )  # fmt: skip
-            text = f"In this order. A finding that is believed to {BELIEVED} or more ends it."
+            text = f"In the order of execution. A finding with a belief (0 to 1) of {BELIEVED} or more ends the search."
             result.append(Section("Executed", text, (Table.of(investigation.executed, columns),)))
         heads = (
             Column.text("query", "query.name"), Column.text("why", "reason"),
@@ -93,7 +94,7 @@ class Triage(Shown):
             Column.text("command", lambda row: command_of(investigation.bundle, row.query)),
         )  # fmt: skip
         if left := investigation.left[: self.top]:
-            text = "By expected gain per second. `step.py:make` and `train.py:loop` stand for code of yours."
+            text = "By expected gain per second. `step.py:make` and `train.py:loop` stand for your own code."
             result.append(Section("To run next", text, (Table.of(left, heads),)))
         return result
 

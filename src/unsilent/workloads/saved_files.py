@@ -109,6 +109,7 @@ def read_weights(path: str) -> dict[str, Tensor]:
         whole = whole["state_dict"]
     if not isinstance(whole, Mapping) or not all(isinstance(tensor, Tensor) for tensor in whole.values()):
         raise UsageError(
-            f"{path} holds no state dict (name -> tensor), neither at the top level nor under 'state_dict'"
+            f"{path} holds no state dict (name -> tensor), neither at the top level nor under 'state_dict'; "
+            "save one with torch.save(model.state_dict(), FILE)"
         )
     return {str(name).removeprefix("module."): tensor for name, tensor in whole.items()}

@@ -46,7 +46,7 @@ def test_the_right_template_comes_first_on_other_incidents(model):
             assert scored[0].query.template == labels.TEMPLATES[one.planned.family]
             assert scored[0].score > 0.3
             assert next(each for each in one.graded if each.query == scored[0].query).grade == 3
-            assert "learned from: " in scored[0].reason
+            assert "main reasons of the trained model: " in scored[0].reason
 
 
 def test_what_templates_share_is_their_score_in_the_runbook_and_the_incident():

@@ -31,7 +31,7 @@ def tensors_below(
     for location in locations:
         selected = [tensor for tensor in tensors if is_below(tensor, location)]
         if not selected:
-            raise unknown_name_error(f"location in {checkpoint.path}", location[:80], [t.name for t in tensors])
+            raise unknown_name_error(f"location in {checkpoint.path}:", location[:80], [t.name for t in tensors])
         result += selected
     return result
 

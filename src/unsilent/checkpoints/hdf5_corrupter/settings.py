@@ -83,7 +83,7 @@ def _in_one_line(name: str, error: ValidationError) -> UsageError:
     if first["type"] == "missing":
         return UsageError(f"{name} lacks {key}; add it, as hdf5_corrupter does not work without it")
     if first["type"] == "extra_forbidden":
-        return unknown_name_error(f"setting in {name}", key, InjectorSettings.model_fields)
+        return unknown_name_error(f"setting in {name}:", key, InjectorSettings.model_fields)
     hint = '; put it in quotes, like "1011"' if key == "bit_mask" else ""
     message = first["msg"][:1].lower() + first["msg"][1:]
     return UsageError(f"{name}: {key} is {short_repr(first['input'])}; {message}{hint}")

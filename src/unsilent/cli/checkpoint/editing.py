@@ -25,10 +25,10 @@ class EditOptions:
     crc: Annotated[str, Option(
         "Checksums in the file that cover a changed byte: stale (left, as by a fault in storage) or fixed (made to fit, as by a "
         "fault in memory before saving).", FAULTS_PANEL, metavar="stale|fixed")] = "stale"  # fmt: skip
-    seed: Annotated[int, Option("Seed of what is drawn.", FAULTS_PANEL)] = 0
+    seed: Annotated[int, Option("Seed of the random draws.", FAULTS_PANEL)] = 0
     save: Annotated[
         Path | None,
-        Option("Write the injection, as it was made here, to this file, for unsilent checkpoint replay.", OUTPUT_PANEL),
+        Option("Write the injection that was made to this file, for unsilent checkpoint replay.", OUTPUT_PANEL),
     ] = None
     dry_run: Annotated[bool, Option("Show what would change; change nothing.", EXECUTION_PANEL)] = False
 
@@ -41,10 +41,10 @@ class CorruptOptions:
     at: Annotated[
         tuple[str, ...],
         Option(
-            "Tensors to corrupt, by name or glob, with an index from 0 if wanted: 'fc.weight[3,5]'. Can be given more than once; "
-            "faults are drawn from all of them together.",
+            "Tensors to corrupt, by name or glob; an index, counted from 0, selects one element: 'fc.weight[3,5]'. Can be given "
+            "more than once; faults are drawn from all of them together.",
             FAULTS_PANEL,
-            default_text="the model's",
+            default_text="all tensors of the model",
             is_repeatable=True,
         ),
     ] = ()
@@ -55,7 +55,12 @@ class CorruptOptions:
         "bitflip:rate=1e-6. Bit 0 is the lowest.", FAULTS_PANEL)] = "bitflip"  # fmt: skip
     flips: Annotated[int | None, Option(
         "Number of flips (or elements) to draw.", FAULTS_PANEL, default_text="1, or what --fault says")] = None  # fmt: skip
-    law: Annotated[str, Option("Sampling law: per-element or per-tensor.", FAULTS_PANEL)] = "per-element"
+    law: Annotated[
+        str,
+        Option(
+            "How elements are drawn: per-element (each element alike) or per-tensor (each tensor alike).", FAULTS_PANEL
+        ),
+    ] = "per-element"
     probability: Annotated[float, Option("Probability with which each drawn element is corrupted.", FAULTS_PANEL)] = 1.0
     keep_finite: Annotated[bool, Option("Draw again where a number would become NaN or infinite.", FAULTS_PANEL)] = (
         False
@@ -113,11 +118,11 @@ class ReplayOptions:
         ),
     ] = ()
     same_bits: Annotated[bool, Option(
-        "Write the bits that the injection left, and refuse where the bits before differ.", FAULTS_PANEL)] = False  # fmt: skip
+        "Write the bits that the injection produced; an error if the bits before differ.", FAULTS_PANEL)] = False  # fmt: skip
 
 
 def replay(request: Request) -> int:
-    """Repeat a saved injection in this checkpoint, or in another one of another format."""
+    """Repeat a saved injection in the same or another checkpoint, also of another format."""
     from unsilent.checkpoints.corrupting import replay
 
     asks, edits = request[ReplayOptions], request[EditOptions]

@@ -135,7 +135,7 @@ class ManifestOptions:
 
 
 def manifest(request: Request) -> int:
-    """Hash every file, so that verify can tell later what has changed; the exit code is 1 if the folder contains links."""
+    """Hash all files into a manifest, so that verify can tell what changed; the exit code is 1 if the folder contains links."""
     from unsilent.checkpoints.editing import refuse_interrupted
     from unsilent.checkpoints.hashes import hash_files, total_bytes
     from unsilent.checkpoints.manifest import make_manifest, manifest_path, not_covered, write_manifest
@@ -167,12 +167,12 @@ class VerifyOptions:
 
     path: Annotated[Path, CHECKPOINT]
     manifest: Annotated[Path | None, Option(
-        "The manifest.", WORKLOAD_PANEL, default_text="CHECKPOINT.manifest.json")] = None  # fmt: skip
-    fast: Annotated[bool, Option("Compare the fast hash (xxh3-128) only.", WORKLOAD_PANEL)] = False
+        "The manifest to compare with.", WORKLOAD_PANEL, default_text="CHECKPOINT.manifest.json")] = None  # fmt: skip
+    fast: Annotated[bool, Option("Compare the fast hash (xxh3-128) only, not SHA-256.", WORKLOAD_PANEL)] = False
 
 
 def verify(request: Request) -> int:
-    """Compare every byte of a checkpoint with its manifest; the exit code is 1 if something has changed or is not covered."""
+    """Compare every byte of a checkpoint with its manifest; the exit code is 1 if something changed or is not in the manifest."""
     from unsilent.basics.sizes import human_bytes
     from unsilent.checkpoints.checkpoint_files import CheckpointFiles
     from unsilent.checkpoints.editing import refuse_interrupted

@@ -193,7 +193,8 @@ def labelled_inputs(workload: InferenceWorkload, name: str) -> tuple[Tensor, Ten
     batches, labels = workload.batches(), labels_of(workload)
     if not all(isinstance(batch, Tensor) and batch.is_floating_point() for batch in batches):
         raise UsageError(
-            f"a batch of workload {name!r} is not one tensor of real numbers; only such inputs have gradients"
+            f"a batch of workload {name!r} is not one tensor of real numbers; only such inputs have gradients: choose another "
+            "workload"
         )
     classes = classify(WorkloadClassifier(workload.model(), workload), batches[0]).shape[1]
     if labels is None:
@@ -228,7 +229,7 @@ def calibration_inputs(workload: InferenceWorkload, inputs: Tensor, name: str) -
             return (
                 calibration,
                 attacked,
-                f"calibration: {count_text(len(calibration), 'clean input')} that the workload gives for it",
+                f"calibration: {count_text(len(calibration), 'clean input')} that the workload provides for calibration",
             )
     if len(inputs) < 2:
         raise UsageError(

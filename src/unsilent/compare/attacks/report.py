@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 UNIT = "input"
 NOTES = (
-    "evasive: the deployed model is wrong and the original right; wrong: the deployed model is wrong, whatever the original says",
-    "any step: the first success with the attacked pair counts if the deployed models confirm it; last step: the last input does,"
-    " of apgd the one with the best value of its objective; with restarts, those of the last restart that the input took part in",
-    "top-5: the wrong answer is, besides, none of the original's five most likely classes",
-    "pgd, pgd-original and noise are controls: an attack finds more than one of them where the interval of the difference is "
-    "above 0",
-    "inputs that are found are not rounded to the levels of an image: a file of 256 levels may change the answer",
+    "evasive: the deployed model is wrong and the original right; wrong: the deployed model is wrong, also where the original is",
+    "any step: counts the first input that succeeds with the attacked pair, if it also does with the deployed models; last step: "
+    "counts the input of the last step (apgd: the one with the best objective), of the last restart that included it",
+    "evasive top-5: evasive, and the wrong answer is none of the original's five most likely classes",
+    "pgd, pgd-original and noise are controls: the attack finds more inputs than a control where the interval of their "
+    "difference lies above 0",
+    "found inputs are not rounded to the 256 levels of an image file: saving them as images may change the answers",
 )
 
 
@@ -62,8 +62,8 @@ def _headline(result: AttackResult) -> str:
         for rule in RULES
     ]
     return (
-        f"Evasive at {'; '.join(counts)} (of {count_text(result.n, 'input')} that the original, the deployed model and its twin "
-        "get right)."
+        f"Of {count_text(result.n, 'input')} that the original, the deployed model and its twin get right, attacks made evasive "
+        f"(wrong for the deployed model, right for the original): {'; '.join(counts)}."
     )
 
 
@@ -72,15 +72,17 @@ def _findings(result: AttackResult) -> Iterator[str]:
     yield f"right without an attack: the original {original}, the deployed model {deployed}"
     how = "whitebox" if result.is_whitebox else f"not called whitebox, below {100 * WHITEBOX_AGREEMENT:g} %"
     yield (
-        "the twin whose gradients are attacked answers as the deployed model for "
+        "the twin, a differentiable copy whose gradients the attacks use, answers like the deployed model for "
         f"{share_with_limits_text(result.twin_agreement)} of clean inputs: {how}"
     )
     yield from result.how
     for name, scores in result.scores.items():
-        steps = "" if isnan(scores.steps) else f"{scores.steps:.1f} steps to the first evasive input in the mean; "
+        points = 100 * float(scores.confidence_change.mean())
+        steps = "" if isnan(scores.steps) else f"first evasive after {scores.steps:.1f} steps on average; "
         yield (
-            f"{name}: {steps}the deployed model is {100 * float(scores.confidence_change.mean()):.1f} points less sure of "
-            f"the label than the original at the last step; largest change {scores.largest_change:.3g} of the valid range; "
+            f"{name}: {steps}at the last step the deployed model gives the label a probability {abs(points):.1f} points "
+            f"{'lower' if points >= 0 else 'higher'} than the original; "
+            f"largest change {scores.largest_change:.3g} of the valid range; "
             f"{duration_text(scores.seconds)} of CPU time"
         )
 

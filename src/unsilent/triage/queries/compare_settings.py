@@ -48,15 +48,17 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
         )
         text = f"settings are not those of the earlier job: {listed(differences, MOST_SHOWN)}"
         return _differs(next(iter(differ)), text, 0, missing)
-    looked_at = [f"of optimizers in {len(groups)} ranks"] * (len(groups) > 1)
-    looked_at += [f"of the job and of an earlier one, but for {EXCEPT}"] * (now is not None and earlier is not None)
+    looked_at = [f"between the optimizers of {len(groups)} ranks"] * (len(groups) > 1)
+    looked_at += [f"between the job and an earlier one (not compared: {EXCEPT})"] * (
+        now is not None and earlier is not None
+    )
     if not looked_at:
         text = (
-            f"settings of optimizers of {len(groups)} ranks can be read, and two are compared; a configuration and an earlier "
-            f"one are compared, and {(now is not None) + (earlier is not None)} of them can be read"
+            f"nothing can be compared: settings of optimizers can be read of {len(groups)} ranks (needed: 2 or more), and of the "
+            f"configurations of this job and an earlier one {(now is not None) + (earlier is not None)} can be read (needed: 2)"
         )
         return Finding(outcome=Outcome.UNANSWERED, text=text, missing=missing)
-    text = f"these settings are the same: {' and '.join(looked_at)}; whether they are meant was not looked at"
+    text = f"no setting differs {', or '.join(looked_at)}; whether the settings are the intended ones was not checked"
     return Finding(outcome=Outcome.NOTHING, text=text, missing=missing)
 
 

@@ -28,8 +28,8 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
     excesses = _excesses(times, rows)
     if not excesses or (blanks.rank is not None and blanks.rank not in times.ranks):
         text = (
-            f"seconds of {count_text(len(times.ranks), 'rank')} in {count_text(len(rows), 'step')} are recorded; two ranks and "
-            f"{LEAST_STEPS} steps are compared at least"
+            f"seconds of {count_text(len(times.ranks), 'rank')} in {count_text(len(rows), 'step')} are recorded; a comparison "
+            f"needs at least two ranks and {LEAST_STEPS} steps"
         )
         return Finding(outcome=Outcome.UNANSWERED, text=text, missing=missing)
     late, looked_at = _late(excesses, blanks), len(rows) // 2
@@ -39,12 +39,12 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
         looked_at //= 2
     steps = f"recorded steps {times.steps[rows[0]]} to {times.steps[rows[-1]]}"
     if not late:
-        text = f"no rank is late beyond noise in {steps}, or in the last ones of them"
+        text = f"no rank takes longer than the others, beyond noise, in {steps} or in the last of these"
         return Finding(outcome=Outcome.NOTHING, text=text, missing=missing)
     excess = late[0]
     step = int(times.steps[rows[_onset(times, rows, excess)]])
     text = (
-        f"of {steps}, {excess.part} takes rank {excess.rank} {number_text(1e3 * excess.seconds)} ms longer than the other "
+        f"in {steps}, {excess.part} takes {number_text(1e3 * excess.seconds)} ms longer on rank {excess.rank} than on the other "
         f"ranks (median), from step {step} on"
     )
     return placed(

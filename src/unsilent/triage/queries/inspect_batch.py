@@ -43,7 +43,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
                     (name, f"{number_text(tensor.largest / usual)} times as large as in other ranks")
                 )
             elif not tensor.is_number and tensor.low < 0 and tensor.low not in IGNORED_LABELS:
-                unusual.setdefault(rank, []).append((name, f"a whole number of {tensor.low:g}"))
+                unusual.setdefault(rank, []).append((name, f"the negative whole number {tensor.low:g}"))
             elif _is_constant(tensor) and peers and all(peer.low < peer.high for peer in peers):
                 unusual.setdefault(rank, []).append((name, f"{tensor.low:g} in all elements, unlike in other ranks"))
             elif values := _other_constants(tensor, peers):
@@ -51,8 +51,8 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
     step = bundle.incident.step
     if unusual:
         rank = min(unusual)
-        text = f"the batch has, by tensor: {listed((f'{name}: {text}' for name, text in unusual[rank]), 3)}"
-        several = "batches of several ranks have something of the kind"
+        text = f"unusual in the batch: {listed((f'{name}: {text}' for name, text in unusual[rank]), 3)}"
+        several = "batches of several ranks look wrong"
         return placed(
             text, sorted(unusual), several, kind=FindingKind.BATCH, tensor=unusual[rank][0][0], step=step,
             missing=missing,
@@ -63,11 +63,13 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
         for name, tensor in batch.tensors.items()
     }
     compared = (
-        "and not far from those of other ranks"
+        "with magnitudes not far from those of other ranks"
         if len(everybody) > 1
         else "with no other rank to compare magnitudes with"
     )
-    text = f"batches of {count_text(len(batches), 'rank')} have finite elements, {compared}; labels were not checked"
+    text = (
+        f"all elements in batches of {count_text(len(batches), 'rank')} are finite, {compared}; labels were not checked"
+    )
     return Finding(outcome=Outcome.NOTHING, text=text, numbers=ranges, missing=missing)
 
 

@@ -50,7 +50,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
         if (since := _since(bundle, rank)) is not None:
             return Finding(
                 outcome=Outcome.DIFFERS, kind=FindingKind.STATE, ranks=(rank,), tensor=name, step=step, missing=missing,
-                text=f"{text}; it may have come about as steps were executed again from step {since} on, on the same device",
+                text=f"{text}; it may come from steps that were executed again on the same device, from step {since} on",
             )  # fmt: skip
         if len(alike) > 1:
             return Finding(
@@ -58,7 +58,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
                 kind=FindingKind.COMMON_STATE, tensor=name, step=step, missing=missing,
             )  # fmt: skip
         return placed(
-            text, sorted(unusual), "states of several ranks have something of the kind", kind=FindingKind.STATE,
+            text, sorted(unusual), "states of several ranks look wrong", kind=FindingKind.STATE,
             tensor=name, step=step, missing=missing,
         )  # fmt: skip
     unlike = {rank: names for rank, names in _unlike(everybody).items() if rank in chosen and names & set(chosen[rank])}
@@ -66,7 +66,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
         rank = min(unlike)
         names = sorted(unlike[rank] & set(chosen[rank]))
         return placed(
-            f"{listed(names, 3)} of a rank has other bits than in other ranks", sorted(unlike),
+            f"bits of {listed(names, 3)} differ between ranks", sorted(unlike),
             "which of them is right is not known", kind=FindingKind.STATE, tensor=names[0], step=step, missing=missing,
         )  # fmt: skip
     read = f"{count_text(count, 'tensor')} of {count_text(len(states), 'rank')}"

@@ -44,7 +44,7 @@ def compare_parameters(bundle: Bundle, blanks: Blanks) -> Finding:
         ):
             text = "no monitor took fingerprints, or the alarms of no rank can be read"
             return Finding(outcome=Outcome.UNANSWERED, text=text, missing=missing)
-        text = "of the recorded alarms, none is of a fingerprint or of parameters that differ between ranks"
+        text = "no recorded alarm says that parameters changed between steps (fingerprints) or differ between ranks"
         return Finding(outcome=Outcome.NOTHING, text=text, missing=missing)
     begin = alarms[0]
     alike = [alarm for alarm in alarms if (alarm.step, alarm.feature) == (begin.step, begin.feature)]
@@ -53,5 +53,5 @@ def compare_parameters(bundle: Bundle, blanks: Blanks) -> Finding:
     else:
         ranks, kind = sorted({rank for alarm in alike for rank in alarm.ranks}), FindingKind.UNLIKE_PARAMETERS
     text = begin.summary.partition(": ")[2]
-    more = f"{count_text(len(ranks), 'rank')} and not one"
+    more = f"{count_text(len(ranks), 'rank')} have it, not one alone"
     return placed(text, ranks, more, kind=kind, tensor=begin.tensor, step=begin.step, missing=missing)

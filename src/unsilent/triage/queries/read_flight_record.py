@@ -18,7 +18,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
     text = hang.report().headline
     damaged = bool(missing)
     if without := [rank for rank in range(bundle.incident.world_size) if rank not in dumps]:
-        missing += (f"no dump of these ranks can be read: {listed(map(str, without))}",)
+        missing += (f"no dump can be read of: {listed(f'rank {rank}' for rank in without)}",)
     if hang.verdict == "none":
         outcome = Outcome.NOTHING if len(dumps) > 1 else Outcome.UNANSWERED
         return Finding(outcome=outcome, text=text, missing=missing)

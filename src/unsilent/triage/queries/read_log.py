@@ -40,7 +40,11 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
     text = f"line {number:,} of the log of rank {rank}: {best[rank].text}"
     known = None if math.isinf(step) else int(step)
     if not alone:
-        why = f"{len(best)} of {count} have it" if len(best) > 1 else "it need not tell of the rank that logs it"
+        why = (
+            f"{len(best)} of {count} have it"
+            if len(best) > 1
+            else "its cause may lie in another rank than the one that logged it"
+        )
         ranks = tuple(best) if 1 < len(best) < len(logs) else ()
         return Finding(
             outcome=Outcome.DIFFERS, text=f"{text}; {why}", kind=FindingKind.LOGGED_ERROR, ranks=ranks, step=known,

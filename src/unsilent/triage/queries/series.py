@@ -64,15 +64,15 @@ def find_onset(bundle: Bundle, blanks: Blanks) -> Finding:
         return Finding(outcome=Outcome.UNANSWERED, text=text, missing=missing)
     if not far_by_step:
         read = f"{judged:,} values of {count_text(len(series), 'rank')}"
-        text = f"in steps {first} to {last}, none of {read} is far from those before"
+        text = f"in steps {first} to {last}, none of {read} is far from the earlier values of its series"
         return Finding(outcome=Outcome.NOTHING, text=text, missing=missing)
     step = min(far_by_step)
     score, name = max(far_by_step[step].values())
-    far = "is not finite" if np.isinf(score) else f"is {number_text(score)} deviations from its past"
+    far = "is not finite" if np.isinf(score) else f"is {number_text(score)} typical deviations from its earlier values"
     ranks = sorted(far_by_step[step])
     where = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
     return Finding(
-        outcome=Outcome.DIFFERS, text=f"{name} {far}, in {where} first: a place to look at, for a past alone names no fault",
+        outcome=Outcome.DIFFERS, text=f"{name} {far}, first in {where}: a place to look at; earlier values alone prove no fault",
         kind=FindingKind.ONSET, ranks=tuple(ranks), tensor=name, step=step, numbers={"score": score}, missing=missing,
     )  # fmt: skip
 
@@ -110,13 +110,17 @@ def compare_gradients(bundle: Bundle, blanks: Blanks) -> Finding:
         if far_by_rank:
             score, name = max(far_by_rank.values())
             size = (
-                "is not finite there alone"
+                "is not finite, on no other rank"
                 if score == float("inf")
-                else f"is {number_text(score)} deviations from the others"
+                else f"is {number_text(score)} typical deviations from the other ranks"
             )
             return placed(
-                f"{name} {size}, and far from its own past", sorted(far_by_rank), "several ranks differ from each other",
+                f"{name} {size}, and far from its own earlier values", sorted(far_by_rank),
+                "several ranks differ from each other",
                 kind=FindingKind.GRADIENT, tensor=name, step=step, numbers={"score": score}, missing=missing,
             )  # fmt: skip
-    text = f"in steps {first} to {last}, no gradient of {count_text(len(series), 'rank')} is far from the others and its own past"
+    text = (
+        f"in steps {first} to {last}, no gradient of {count_text(len(series), 'rank')} is far both from the other ranks and from "
+        "its own earlier values"
+    )
     return Finding(outcome=Outcome.NOTHING, text=text, missing=missing)

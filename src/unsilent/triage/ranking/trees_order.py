@@ -108,7 +108,9 @@ class TreesOrder:
         gains = [*moved[:count].tolist(), float(moved[count:].sum())]
         places = sorted(range(len(names)), key=lambda place: -gains[place])[:MOST_REASONS]
         counted = ", ".join(names[place] for place in places if gains[place] > 0)
-        parts = [rule.signal] * (rule is not RULES[-1]) + [f"learned from: {counted}"] * bool(counted)
+        parts = [rule.signal] * (rule is not RULES[-1]) + [f"main reasons of the trained model: {counted}"] * bool(
+            counted
+        )
         return "; ".join(parts) or "nothing speaks for it in particular"
 
 
