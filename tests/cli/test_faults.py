@@ -47,7 +47,7 @@ def test_an_accelerator_as_a_table():
     assert "FIT: 2.50" in told
     assert "reduction 64 (recalled)" in told
     assert "flip-flops share active unmasked weight FIT evidence ──" in told  # no remark, so no column of remarks
-    assert "Shares of the fault models in the weight of local_control: not known, 1/3 each." in told
+    assert "Shares that the fault models of local_control have in its weight: not known, 1/3 each." in told
     told = words(in_process("faults", "--accelerator", "systolic").stdout)
     assert "FIT: not available, because raw_fit is not known." in told
     assert "flip-flops share active weight evidence remark ──" in told

@@ -278,6 +278,7 @@ MISTAKES = [
     (["train-resnet", "--noise", "algo"], "varies seeds (init, order, augment, dropout), but every campaign "
      "already has a noise floor of seeds"),
     (["train-resnet", "--noise", "treads"], "did you mean 'threads"),
+    (["train-resnet", "--per", "layers"], "unknown --per 'layers'. Known: component, kind, layer, tensor"),
     (["train-resnet", "--per", "layer", "--phase", "fwd"], "--per corrupts parameters and optimizer state"),
     (["train-resnet", "--per", "layer", "--accelerator", "nvdla"], "--per corrupts parameters and optimizer state"),
     (["train-resnet", "--with", "steps"], "expected key=value"),
@@ -309,7 +310,6 @@ def test_mistakes_are_one_line(tmp_path, words, said):
         (["--accelerator", "nvdia"], "unknown accelerator 'nvdia'; did you mean 'nvdla'"),
         (["--accelerator", "nvdla", "--fault", "RD"], "--accelerator and --fault both choose the fault models"),
         (["--fault", "bitflip", "--value", "set:value=1"], "--value and --fault bitflip both set what elements become"),
-        (["--per", "layers"], "unknown --per 'layers'"),
         (["--per", "layer", "--fault", "zero", "--fault", "bitflip"], "give one --fault"),
     ],
 )

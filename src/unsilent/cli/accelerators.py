@@ -46,7 +46,7 @@ def _flip_flops(result: Accelerator, plain: bool) -> None:
         plain=plain,
     )
     splits = {row.group: row.weight_split_reason for row in result.table() if row.weight_split_reason}
-    why = [f"Shares of the fault models in the weight of {group}: {split}." for group, split in splits.items()]
+    why = [f"Shares that the fault models of {group} have in its weight: {split}." for group, split in splits.items()]
     fit = f"not available, because {result.why_no_fit_rate}." if result.fit_rate is None else f"{result.fit_rate:.2f}"
     show_lines("", *why, f"FIT: {fit}", plain=plain)
 
@@ -82,7 +82,11 @@ def _memories(result: Accelerator, plain: bool) -> None:
     heads = ("memory", "pattern", "fault model", "share", *(f"{outcome} %" for outcome in OUTCOMES), "evidence")
     show_table(rows, heads, ("evidence",), plain=plain)
     counted = f"; those of {', '.join(drawn)} are counted from {DRAWS:,} drawn events" if drawn else ""
-    show_lines("", f"Outcomes are of all events in a tensor of {tensor[0].numel:,} float32{counted}.", plain=plain)
+    show_lines(
+        "",
+        f"Outcomes are shares of all events in a tensor of {tensor[0].numel:,} float32 values{counted}.",
+        plain=plain,
+    )
 
 
 def _groups(result: Accelerator, plain: bool) -> None:

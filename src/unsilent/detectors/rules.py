@@ -40,9 +40,10 @@ RULES: Mapping[str, RuleEntry] = {
         _HERE + "asd_combined:AsdCombined", "MindSpore 2.7.1, torch_npu 7.1: moving average, jump, and counted strikes"
     ),
     "megatron-large": RuleEntry(
-        _HERE + "megatron_large:MegatronLarge", "Megatron-LM: loss or gradient against the largest of the first 100"
+        _HERE + "megatron_large:MegatronLarge",
+        "Megatron-LM: loss or gradient against its largest value among the first 100",
     ),
-    "loss-spike": RuleEntry(_HERE + "loss_spike:LossSpike", "Lightning: loss against the mean of the last ones"),
+    "loss-spike": RuleEntry(_HERE + "loss_spike:LossSpike", "Lightning: loss against the mean of the last losses"),
     "nonfinite": RuleEntry(_HERE + "nonfinite:Nonfinite", "NaN or infinity anywhere"),
     "update-rms": RuleEntry(_HERE + "update_rms:UpdateRms", "size of updates against their running mean and spread"),
 }

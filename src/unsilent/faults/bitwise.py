@@ -72,7 +72,7 @@ class BitValueModel(ValueModel):
 
 @dataclass(frozen=True)
 class Flip(BitValueModel):
-    """Flip bits: each corrupted bit is inverted; bits=all, a class (sign, exponent, mantissa), 30, or 23-30."""
+    """Flip a bit, drawn from bits: all, a class (sign, exponent, mantissa), a range like 23-30, or the one bit 30."""
 
     bits: str = "all"
     counted_noun: ClassVar[str] = "flips"
@@ -86,7 +86,7 @@ class Flip(BitValueModel):
 
 @dataclass(frozen=True)
 class Burst(BitValueModel):
-    """Flip adjacent bits of one element: length=2 of them, all within bits."""
+    """Flip length=2 adjacent bits of one element, all of them among bits."""
 
     length: int = 2
     bits: str = "all"
@@ -109,7 +109,7 @@ class Burst(BitValueModel):
 
 @dataclass(frozen=True)
 class MultiBit(BitValueModel):
-    """Flip several distinct bits of one element: flips=2 of bits, adjacent or not, every such set equally likely."""
+    """Flip flips=2 different bits of one element, drawn from bits; they can be adjacent, and all sets are equally likely."""
 
     flips: int = 2
     bits: str = "all"
@@ -138,7 +138,7 @@ class MultiBit(BitValueModel):
 
 @dataclass(frozen=True)
 class Stuck(BitValueModel):
-    """Hold one bit of each corrupted element at=0 or at=1, whatever it was; the bit is drawn from bits."""
+    """Set one bit of each corrupted element to 0 (at=0) or to 1 (at=1), even if it is so already; it is drawn from bits."""
 
     at: int = 1
     bits: str = "all"

@@ -65,7 +65,7 @@ class Zero(ValueModel):
 
 @dataclass(frozen=True)
 class Random(ValueModel):
-    """Replace by a random finite bit pattern, each one equally likely (the old one too)."""
+    """Replace by a random finite bit pattern, each one equally likely, the old one included."""
 
     def operation_and_operands(self, corrupted: Corrupted, rng: np.random.Generator) -> Corruption:
         layout, n = corrupted.region.codec, corrupted.size
@@ -79,7 +79,7 @@ class Random(ValueModel):
 
 @dataclass(frozen=True)
 class Uniform(ValueModel):
-    """Replace by a number between low and high, all alike; sign=minus negates it, sign=random half the time.
+    """Replace by a random number between low and high, uniformly; sign=minus negates it, sign=random half of them.
 
     Each element gets its own. Numbers are rounded to the dtype as a cast would (infinity beyond its range);
     integers saturate.
@@ -124,7 +124,7 @@ class Scale(ValueModel):
 
 @dataclass(frozen=True)
 class Copy(ValueModel):
-    """Replace by another element of the same tensor, drawn uniformly; tensors of one element are left out."""
+    """Replace by another element of the same tensor, drawn uniformly; a tensor with a single element is left out."""
 
     @property
     def region_requirement(self) -> str:

@@ -222,7 +222,7 @@ def test_names_of_fault_free_runs():
         ({"follow": "0"}, "--follow"),
         ({"tries": "0"}, "--tries"),
         ({"steps": "5"}, "--steps"),
-        ({"only": ["operations:*"]}, "unknown place and class"),
+        ({"only": ["operations:*"]}, "unknown class of faults"),
         ({"phases": ["forward"]}, "unknown phase"),
         ({"faults": ["bitflop"]}, "did you mean 'bitflip'"),
     ],

@@ -90,7 +90,8 @@ class Accelerator:
         """
         if self.description.array is None:
             raise UsageError(
-                f"the accelerator {self.description.name!r} describes no flip-flops; add array, dtypes, groups and other"
+                f"the accelerator {self.description.name!r} describes no flip-flops, which faults are drawn from; choose another "
+                "accelerator, or describe them in FILE.toml with array, dtypes, groups and other"
             )
         whole = sum(g.share * g.activeness for g in self.description.groups.values())
         result = []

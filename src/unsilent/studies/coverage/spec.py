@@ -304,5 +304,5 @@ def make_coverage_spec(request: Request) -> CoverageSpec:
         check_count("--steps", spec.steps, spec.follow + 1, MOST_STEPS)
     for glob in spec.only:
         if not any(fnmatchcase(target.name, glob) for target in TARGETS):
-            raise unknown_name_error("place and class", glob, [target.name for target in TARGETS])
+            raise unknown_name_error("class of faults", glob, [target.name for target in TARGETS])
     return spec

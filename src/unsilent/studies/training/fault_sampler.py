@@ -28,8 +28,16 @@ from unsilent.faults.naming import SiteName, parse_site
 from unsilent.faults.unresolved_fault import UnresolvedFault
 from unsilent.guard.watched_tensors import MOMENTS_OF_OPTIMIZERS, MOVING, PARAMETER, STATISTICS
 from unsilent.sites.operands import PRODUCTS
-from unsilent.sites.targets import LEVELS, component_of
-from unsilent.studies.training.spec import MOMENTS, RANDOM, InjectionPoint, OperationPhase, TrainingSpec, TrainingTarget
+from unsilent.sites.targets import component_of
+from unsilent.studies.training.spec import (
+    MOMENTS,
+    PER,
+    RANDOM,
+    InjectionPoint,
+    OperationPhase,
+    TrainingSpec,
+    TrainingTarget,
+)
 
 STATE, GRADIENT = "optim", "gradient"
 KIND = "kind"
@@ -234,9 +242,8 @@ class FaultSampler:
 
     def _parts(self, parameters: set[str], components: Mapping[str, Sequence[str]]) -> dict[str, list[Region]]:
         """The regions of parameters and optimizer state by part of the model, or of all memory by kind."""
-        levels = (*LEVELS[:-1], KIND)
-        if self.spec.per not in levels:
-            raise unknown_name_error("--per", str(self.spec.per), levels)
+        if self.spec.per not in PER:
+            raise unknown_name_error("--per", str(self.spec.per), PER)
         if self.spec.moment not in MOMENTS:
             raise unknown_name_error("--moment", self.spec.moment, MOMENTS)
         if len(self.spec.faults) > 1:

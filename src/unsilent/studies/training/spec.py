@@ -39,6 +39,8 @@ RANDOM = "random"
 """The target of faults in operations, whose step, fault model, layer and phase are all drawn."""
 GUARDED_PREFIX = "guarded:"
 """Prefix of the target of a trial that is repeated under the guard."""
+PER = ("component", "layer", "tensor", "kind")
+"""Values of ``per``: one target per component, layer or tensor of the model, or per kind of memory."""
 MOMENTS: dict[str, Literal["start", "update", "end"]] = {
     "start": "start",
     "update": "update",
@@ -409,6 +411,8 @@ def make_training_spec(request: Request) -> TrainingSpec:
 
     spec = request[TrainingSpec]
     if spec.per is not None:
+        if spec.per not in PER:
+            raise unknown_name_error("--per", spec.per, PER)
         request.refuse_given(OPERATION_FAULT_OPTIONS, "--per corrupts parameters and optimizer state, not operations")
         for name, _ in spec.faults:
             if split_from(name)[0] in PRESETS:
