@@ -290,7 +290,7 @@ def test_two_ranks_are_recorded_and_compute_the_same_bits(tmp_path):
     ("arguments", "said"),
     [
         (["3", "7"], "the program ended after 3 steps, and recording begins after 5; nothing was recorded"),
-        (["8", "7"], "the program ended after 3 of 10 steps to record; these are in traces"),
+        (["8", "7"], "the program ended when 3 of 10 steps were recorded; these are in traces"),
         (["0", "7"], "no step of an optimizer of torch.optim was seen; nothing was recorded"),
     ],
     ids=["before", "within", "none"],
