@@ -305,7 +305,7 @@ def test_mistakes_are_one_line(tmp_path, words, said):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--layer", "blok1"], "unknown layer with products"),
+        (["--layer", "blok1"], "unknown layer with convolutions or matrix products"),
         (["--layer", "conv", "--phase", "grad_in"], "no convolution or matrix product of conv has phase grad_in"),
         (["--accelerator", "nvdia"], "unknown accelerator 'nvdia'; did you mean 'nvdla'"),
         (["--accelerator", "nvdla", "--fault", "RD"], "--accelerator and --fault both choose the fault models"),
