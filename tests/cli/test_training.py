@@ -278,7 +278,7 @@ MISTAKES = [
     (["train-resnet", "--noise", "algo"], "varies seeds (init, order, augment, dropout), but every campaign "
      "already has a noise floor of seeds"),
     (["train-resnet", "--noise", "treads"], "did you mean 'threads"),
-    (["train-resnet", "--per", "layers"], "unknown --per 'layers'. Known: component, kind, layer, tensor"),
+    (["train-resnet", "--per", "layers"], "unknown --per 'layers'; did you mean 'layer'?"),
     (["train-resnet", "--per", "layer", "--phase", "fwd"], "--per corrupts parameters and optimizer state"),
     (["train-resnet", "--per", "layer", "--accelerator", "nvdla"], "--per corrupts parameters and optimizer state"),
     (["train-resnet", "--with", "steps"], "expected key=value"),
