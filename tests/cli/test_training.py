@@ -278,7 +278,7 @@ MISTAKES = [
     (["train-resnet", "--noise", "algo"], "varies seeds (init, order, augment, dropout), but every campaign "
      "already has a noise floor of seeds"),
     (["train-resnet", "--noise", "treads"], "did you mean 'threads"),
-    (["train-resnet", "--per", "layers"], "unknown --per 'layers'. Known: component, kind, layer, tensor"),
+    (["train-resnet", "--per", "layers"], "unknown --per 'layers'; did you mean 'layer'?"),
     (["train-resnet", "--per", "layer", "--phase", "fwd"], "--per corrupts parameters and optimizer state"),
     (["train-resnet", "--per", "layer", "--accelerator", "nvdla"], "--per corrupts parameters and optimizer state"),
     (["train-resnet", "--with", "steps"], "expected key=value"),
@@ -305,7 +305,7 @@ def test_mistakes_are_one_line(tmp_path, words, said):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--layer", "blok1"], "unknown layer with products"),
+        (["--layer", "blok1"], "unknown layer with convolutions or matrix products"),
         (["--layer", "conv", "--phase", "grad_in"], "no convolution or matrix product of conv has phase grad_in"),
         (["--accelerator", "nvdia"], "unknown accelerator 'nvdia'; did you mean 'nvdla'"),
         (["--accelerator", "nvdla", "--fault", "RD"], "--accelerator and --fault both choose the fault models"),

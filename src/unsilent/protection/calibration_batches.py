@@ -58,8 +58,8 @@ def divide(batches: Sequence[Any], needed: int, rate: float) -> tuple[Sequence[A
         batch = "batch" if len(batches) == 1 else "batches"
         raise UsageError(
             f"there are {every:,} clean samples in {len(batches)} {batch}; a rate of false alarms of {rate:g} needs {needed:,} "
-            f"for the threshold besides those to learn from, about {expected:,} in all, in several batches: give more, or choose "
-            "a higher rate"
+            f"for the threshold, and more for the detector to learn from, about {expected:,} in all, in several batches: give "
+            "more, or choose a higher rate"
         )
     return batches[:first], batches[first:]
 

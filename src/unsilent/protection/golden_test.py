@@ -57,7 +57,8 @@ class GoldenTest:
         self.answer = self.answer_of(model)
         if any(samples_that_differ(a, b, 1).any() for a, b in zip(self.answer, self.answer_of(model), strict=True)):
             raise UsageError(
-                "the model answers the same input with other bits each time; a stored answer needs a deterministic model"
+                "two runs of the model on the same input gave different bits; golden-test stores an answer, so it needs a "
+                "deterministic model"
             )
 
     def know(self, batch: Any, answer: list[Tensor], model: nn.Module, run: Callable[[nn.Module, Any], Any]) -> None:

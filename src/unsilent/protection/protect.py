@@ -224,8 +224,8 @@ class ProtectedModel(Closing):
             self.verdict = replace(verdict, action="abstain")
             place = f" at layer {verdict.layer}" if verdict.layer else ""
             raise CorruptedAnswer(
-                f"{int(verdict.flagged.sum())} of {len(verdict.flagged)} samples have an alarm of "
-                f"{', '.join(verdict.detectors)}{place} that stays; the answer is withheld"
+                f"{', '.join(verdict.detectors)} raised an alarm for {int(verdict.flagged.sum())} of {len(verdict.flagged)} "
+                f"samples{place}, and no recovery cleared it; the answer is withheld"
             )
         return output
 
@@ -264,7 +264,7 @@ class ProtectedModel(Closing):
         """
         if self._live and self._watch.passes > self._profile.passes > 0:
             warnings.warn(
-                f"this call has {self._watch.passes} forward passes, but calls of the calibration at most "
+                f"this call has {self._watch.passes} forward passes, but no call of the calibration had more than "
                 f"{self._profile.passes}: false alarms can be more frequent than {self._profile.rate:g}; calibrate with as many "
                 "passes, such as new tokens",
                 stacklevel=5,

@@ -56,7 +56,7 @@ def test_the_log_of_a_stuffed_zero(images, tmp_path):
     expected = [
         "Inject to epoch: 2",
         "Inject to step: 6",
-        r"Load weights from none: a fresh network \(seed 123\); the epochs before the fault are not trained",
+        r"Load weights from none \(a fresh network with seed 123; the epochs before the fault are not trained\)",
         rf"Epoch: 2/80, step: 4/49, loss: {number}, accuracy: {number}",
         rf"Epoch: 2/80, step: 5/49, loss: {number}, accuracy: {number}",
         "Inject worker: 3",

@@ -412,11 +412,11 @@ def test_what_is_missing_is_said(ran, copy, tmp_path):
         change(copy, f"DELETE FROM record {floor}")
         said = refused(copy, UsageError)
         assert "copy.sqlite lacks a noise floor" in said
-        assert "run the command that made it again, which adds the missing runs" in said
+        assert "run again the command that made it, which adds the missing runs" in said
     change(copy, "DELETE FROM trial")
     with TrainingStore(copy, write=True) as store:
         store_noise_floors(store, FLOORS)
-    assert "has no trial yet; run the command that made it again" in refused(copy, UsageError)
+    assert "has no trial yet; run again the command that made it" in refused(copy, UsageError)
     assert "there is no store" in refused(tmp_path / "none.sqlite")
 
 

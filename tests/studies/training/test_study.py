@@ -243,7 +243,7 @@ def test_a_store_with_one_floor_is_completed_by_the_same_command(done, spec, flo
         db.execute("DELETE FROM record WHERE rowid = 2")
     with (
         TrainingStore(tmp_path / "s.sqlite") as store,
-        pytest.raises(UsageError, match="lacks a noise floor .* run the command that made it again"),
+        pytest.raises(UsageError, match="lacks a noise floor .* run again the command that made it"),
     ):
         read_training(store, TrainingAnalysisOptions())
     before = len(here.ran)

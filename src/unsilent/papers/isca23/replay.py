@@ -155,7 +155,7 @@ class InjectionReplay:
         )
         # The gradient of the images is not needed, but a fault in it must be injected somewhere.
         self.training.input_gradients = self._conv.size == IMAGE and injection.phase == "grad_in"
-        self.weights = f"none: a fresh network (seed {injection.seed}); the epochs before the fault are not trained"
+        self.weights = f"none (a fresh network with seed {injection.seed}; the epochs before the fault are not trained)"
         if weights is not None:
             self.training.load(read_weights(str(weights)), str(weights))
             self.weights = str(weights)

@@ -198,7 +198,7 @@ class StepInjection(DispatchMode):
             ):
                 raise InjectionError(
                     f"{plan.wanted.site}: repeated calls of {plan.site.layer!r} cannot be distinguished here (nested "
-                    "checkpointing?); another may have been hit"
+                    "checkpointing?), so the fault may have hit another of these calls"
                 )
 
     # -- choice of the observed operations -------------------------------------------------------------------------

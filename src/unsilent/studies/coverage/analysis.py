@@ -222,7 +222,7 @@ def _score(store: CoverageStore, options: CoverageAnalysisOptions, rules: Mappin
     if golden_row is None or golden_row.steps != store.baseline.steps:
         why = f" ({golden_row.error or golden_row.end})" if golden_row else ""
         raise UsageError(
-            f"{store.path} has no recording of the fault-free run{why}; run the command that made it again, with another --store "
+            f"{store.path} has no recording of the fault-free run{why}; run again the command that made it, with another --store "
             "if the recording failed"
         )
     series = tuple(Series(*entry) for entry in store.baseline.series)

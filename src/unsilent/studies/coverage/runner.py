@@ -202,7 +202,7 @@ class CoverageRunner(TrialRunner[CoverageSpec, CoverageBaseline, CoverageRow]):
             recorded = [recorder.record(self.workload.step) for _ in range(self.golden.steps)]
         if not self.golden.is_golden_state(state, self.golden.steps - 1):
             raise UsageError(
-                f"{self.workload.name} ends with other bits when its signals are read; they must not depend on hooks"
+                f"{self.workload.name} ends with other bits when its signals are read; its steps must not depend on hooks"
             )
         return self._recorded_row(GOLDEN, RECORDED, recorded)
 

@@ -171,7 +171,7 @@ class FaultSampler:
         for phase in self.spec.phases:
             if phase not in CORRUPTED_PHASES:
                 raise unknown_name_error("phase", phase, CORRUPTED_PHASES)
-        self._check_layers("products (convolutions, matrix products)", {place.layer for place in self.everywhere})
+        self._check_layers("convolutions or matrix products", {place.layer for place in self.everywhere})
         result = [
             place
             for place in self.everywhere

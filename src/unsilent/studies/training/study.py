@@ -107,7 +107,7 @@ def required_noise_floors(store: TrainingStore) -> NoiseFloors:
     if floors is None:
         raise UsageError(
             f"{store.path} lacks a noise floor (it needs fault-free replicas of implementation noise and of other seeds); "
-            "run the command that made it again, which adds the missing runs"
+            "run again the command that made it, which adds the missing runs"
         )
     return floors
 
@@ -134,7 +134,7 @@ def read_training(store: TrainingStore, reading: TrainingAnalysisOptions) -> Tra
         if len(curves.setdefault(name, [])) < EXAMPLES and row.steps_run:
             curves[name].append(judge.example_curve(row, judged))
     if not trials:
-        raise UsageError(f"{store.path} has no trial yet; run the command that made it again")
+        raise UsageError(f"{store.path} has no trial yet; run again the command that made it")
     guarded = {
         row.unguarded_trial(): row_without_curves(row)
         for row in store.rows(omit_arrays=("losses", "metric"))

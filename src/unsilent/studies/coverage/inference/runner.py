@@ -156,7 +156,8 @@ class InferenceCoverageRunner(TrialRunner[InferenceCoverageSpec, InferenceCovera
         recorded = record_pass(engine.model, self._run, engine.batches[0])
         if not same_outputs(engine.golden[0], recorded.output):
             raise UsageError(
-                f"{self.workload.name} gives other bits when its layers are read; use layers that do not take another path then"
+                f"the outputs of {self.workload.name} change in some bits when hooks read its layers; use layers that compute "
+                "the same with and without hooks"
             )
         flops = flops_by_layer(engine.model, self._run, engine.batches[0])
         infos = []

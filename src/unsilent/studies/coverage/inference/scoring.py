@@ -188,7 +188,7 @@ def score_store(
             why = next((row.error or row.end for row in rows if row.trial.target == part and row.end != JUDGED), "")
             raise UsageError(
                 f"{store.path} has {len(part_rows)} of {store.baseline.clean_trials[part]} trials of clean samples ({part})"
-                f"{f': {why}' if why else ''}; run the command that made it again"
+                f"{f': {why}' if why else ''}; run again the command that made it"
             )
         part_rows.sort(key=lambda row: row.trial.k)
         values = np.hstack([row.margins for row in part_rows]).astype(np.float64)
