@@ -378,6 +378,13 @@ def test_a_campaign_is_read_and_reported(runner, tmp_path):
     faults = sum(len(first.severities[d.target]) for d in large)
     assert shown.headline.startswith(f"robust-z detects {sum(d.detected for d in large)} of {faults} finite faults in ")
     assert "48 fault-free steps of 2 runs" in shown.headline
+    most = max(sum(d.detected for d in first.detections if (d.rule, d.on, d.level) == (rule, "", "alarm") and
+                   d.target in LARGE_FINITE) for rule in {d.rule for d in first.detections})  # fmt: skip
+    of_reference = sum(d.detected for d in large)
+    said_most = "; no rule detects more;" if most == of_reference else f"; the most by any rule are {most:,} ("
+    assert said_most in shown.headline
+    cost = next(one for one in shown.sections if one.title == "Cost")
+    assert f" {len(first.baseline.series)} series of numbers in each step" in cost.introduction
     assert "No finite fault" in report(replace(first, detections=())).headline
     limit = next(
         one.per_step.high for one in first.false_alarms if (one.rule, one.on, one.level) == ("robust-z", "", "alarm")

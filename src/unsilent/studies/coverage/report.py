@@ -70,12 +70,12 @@ def _headline(result: CoverageResult) -> str:
         return f"No finite fault in {name} with a change of the gradients of 1 % or more was judged."
     best, reference = order[0], REFERENCE if REFERENCE in counts else order[0]
     detected, faults = counts[reference]
-    most = f"no rule detects more than {best} ({counts[best][0]:,} of them)"
-    if counts[best][0] == detected:
-        most = "and no rule detects more"
+    most = "; no rule detects more"
+    if counts[best][0] > detected:
+        most = f"; the most by any rule are {counts[best][0]:,} ({best})"
     text = (
         f"{reference} detects {detected:,} of {count_text(faults, 'finite fault')} in {name} with a change of the "
-        f"gradients of 1 % or more, {most}"
+        f"gradients of 1 % or more{most}"
     )
     alarms = (row for row in result.false_alarms if row.rule == reference and not row.on and row.level == ALARMS)
     if (events := next((row.events for row in alarms), None)) is None:
@@ -107,7 +107,8 @@ def _findings(result: CoverageResult) -> Iterator[str]:
         if best is not None and best.share.n:
             rules = [row.rule for row in of_target if row.detected == best.detected]
             many, share = count_text(best.share.n, "fault"), percent_text(best.share.estimate)
-            found = f"{best.detected:,} of {many} ({share}) detected by {', '.join(rules)}, more than by any other rule"
+            who = f"{'each of ' * (len(rules) > 1)}{', '.join(rules)}"
+            found = f"{best.detected:,} of {many} ({share}) detected by {who}; fewer by every other rule"
             if len(rules) == len(of_target):
                 found = f"each rule detects {best.detected:,} of {many} ({share})"
             yield f"{_class_text(target)}: {found if best.detected else f'no rule detects any of {many}'}"
