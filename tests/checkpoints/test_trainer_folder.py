@@ -89,7 +89,7 @@ def test_the_optimizer_is_corrupted_and_restored(folder, tmp_path, capsys):
     assert command(capsys, "undo", folder)[0] == 0
     assert bytes_of(folder) == before
     code, text = command(capsys, "diff", folder, copy)
-    assert (code, "1 of" in text) == (1, True)
+    assert (code, "1 differs: in 1 element, 1 bit" in " ".join(text.split())) == (1, True)
 
 
 def test_files_that_are_not_read_are_named(folder, tmp_path, capsys):

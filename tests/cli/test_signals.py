@@ -55,6 +55,7 @@ def test_a_second_signal_does_not_interrupt_the_tidying(monkeypatch):
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_a_swallowed_interrupt_is_raised_again(monkeypatch, capsys):
     """In a destructor Python prints and forgets it."""
 

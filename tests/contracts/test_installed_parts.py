@@ -364,6 +364,7 @@ def test_lists_name_installed_parts_and_what_is_broken():
     assert "jump" in in_process("detectors").stdout
 
 
+@pytest.mark.slow
 def test_nothing_is_looked_up_or_imported_without_need():
     """A name of this package is made without a look at what is installed."""
     script = (

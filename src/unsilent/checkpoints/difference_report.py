@@ -61,8 +61,9 @@ def _headline(values: Sequence[TensorDifference], elements: int, bits: int) -> s
         return "No tensor or number is in both checkpoints."
     if differ:
         kinds = f"; {other_type:,} have another dtype or shape" if other_type else ""
+        verb = "differs" if len(differ) == 1 else "differ"
         return (
-            f"Of {len(both):,} {noun} in both checkpoints, {len(differ):,} differ: in {count_text(elements, 'element')}, "
+            f"Of {len(both):,} {noun} in both checkpoints, {len(differ):,} {verb}: in {count_text(elements, 'element')}, "
             f"{count_text(bits, 'bit')}{kinds}{rest}."
         )
     if unread == len(both):

@@ -334,6 +334,7 @@ patterns.single = { model = "bitflip", share = 1.0, evidence = "assumed" }
 """
 
 
+@pytest.mark.slow
 def test_the_plans_for_the_memories_of_an_accelerator_are_a_pareto_set(campaign):
     (campaign / "mine.toml").write_text(MEMORIES)
     result = unsilent.plan(campaign / "t.sqlite", accelerator=campaign / "mine.toml", granularity="rows")
