@@ -141,6 +141,8 @@ def test_distinct_drops_what_all_share():
 
 
 def test_small_texts():
+    plural = [count_text(n, noun) for n, noun in ((1, "query"), (2, "query"), (2, "series"), (0, "delay"))]
+    assert plural == ["1 query", "2 queries", "2 series", "0 delays"]
     assert [count_text(1, "batch"), count_text(2, "batch"), count_text(2048, "sample")] == [
         "1 batch",
         "2 batches",

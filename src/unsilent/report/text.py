@@ -234,8 +234,12 @@ def number_text(value: float) -> str:
 
 
 def count_text(number: int, noun: str) -> str:
-    """A number with its noun, such as ``1 batch`` or ``2,048 samples``."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")
+    """A number with its noun, such as ``1 batch``, ``2,048 samples`` or ``3 queries``."""
+    if number == 1 or noun.endswith("series"):
+        return f"{number:,} {noun}"
+    if noun.endswith("ry"):
+        return f"{number:,} {noun[:-1]}ies"
+    return f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def flips_text(flips: int | None) -> str:

@@ -63,9 +63,9 @@ class Triage(Shown):
         if investigation.conclusion is Conclusion.NOT_LOCALISED:
             return f"Not localised: {max(investigation.executed, key=lambda executed: executed.belief).finding.text}"
         kinds = count_text(len({executed.query.query.template for executed in investigation.answered}), "kind")
-        queries = f"{_queries_text(len(investigation.answered))} of {kinds}"
+        queries = f"{count_text(len(investigation.answered), 'query')} of {kinds}"
         left = len(executable(investigation.ranked, investigation.executed))
-        not_run = f"; not run, as little was expected of them: {_queries_text(left)}" if left else ""
+        not_run = f"; not run, as little was expected of them: {count_text(left, 'query')}" if left else ""
         if not findings:
             return f"Nothing was found by {queries}{not_run}"
         doubted = "which is doubted" if len(findings) == 1 else "all of which are doubted"
@@ -144,10 +144,6 @@ def _query_fields(bundle: Bundle, query: ScoredQuery) -> dict[str, Any]:
         "query": query.query.name, "template": query.query.template, "blanks": query.query.blanks.given, "score": query.score,
         "reason": query.reason, "expected": TEMPLATES[query.query.template].seconds, "command": command_of(bundle, query.query),
     }  # fmt: skip
-
-
-def _queries_text(count: int) -> str:
-    return f"{count:,} {'query' if count == 1 else 'queries'}"
 
 
 def _is_found(finding: Finding) -> bool:

@@ -172,8 +172,7 @@ def _sections(result: CoverageResult) -> Iterator[Section]:
     time = Column("time per step", "number", "µs", 1e6, ".3g", of=lambda row: row[1])
     columns = (Column.text("rule", lambda row: row[0]), time)
     cost = Table.of(result.seconds_per_step.items(), columns, "Time that a rule takes to judge a step")
-    # count_text would write "seriess".
-    lead = f"Each rule judges {len(result.baseline.series):,} series of numbers in each step, in this process."
+    lead = f"Each rule judges {count_text(len(result.baseline.series), 'series')} of numbers in each step, in this process."
     yield Section("Cost", lead, (cost,))
 
 

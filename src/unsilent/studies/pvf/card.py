@@ -259,8 +259,7 @@ def read_card(path: Path) -> PvfCard:
         known = ", ".join(map(str, KNOWN))
         raise UsageError(
             f"{path} is a card of version {_short_value(version)}, expected one of: {known}; "
-            "read it with the version of Unsilent "
-            "that made it"
+            "read it with the version of Unsilent that made it"
         )
     if values.get("sha256") != checksum(values):
         raise UsageError(
